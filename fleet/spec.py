@@ -1,0 +1,155 @@
+"""What an operator asks for: the model's spec, and the weights it resolves to."""
+
+import hashlib
+import re
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ByteSize, Field
+
+from fleet.records import Record, Typed
+
+ModelName = Annotated[str, Field(min_length=1, max_length=250)]
+"""A model's name for people: any text of 1 to 250 characters. `safe_id` makes the name for machines."""
+
+SAFE_ID_CHARS = 40  # room for "-<hash>", a replica's ordinal and a prefix within one 63-character label
+
+
+class Engine(StrEnum):
+    """The engines llmgw can start."""
+
+    LLAMACPP = "llamacpp"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class Format(StrEnum):
+    """How a model's weights are stored."""
+
+    GGUF = "gguf"
+    SAFETENSORS = "safetensors"
+
+
+def safe_id(name: str) -> str:
+    """A name for ids, files and queues: `[a-z0-9-]`, at most 49 characters, different for different names.
+
+    A name that is already safe is its own id; any other gets eight hex digits of its SHA-256 appended.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:SAFE_ID_CHARS].strip("-")
+    if slug == name:
+        return slug
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{slug}-{digest}" if slug else f"m-{digest}"
+
+
+class ModelFile(Record):
+    """One file of a model."""
+
+    path: str
+    """Relative to the model's directory, with forward slashes, never absolute and never with `..`."""
+    size: int
+    """Bytes."""
+    sha256: str = ""
+    """Hex, or empty while unknown (a source that does not publish it); filled in by the mirror."""
+    url: str = ""
+    """Where the source serves it: `file:/…` or `https://…`; empty for what came from the mirror."""
+
+
+class ResolvedModel(Record):
+    """A repo resolved to exact bytes: the revision and the file list. Sizes are bytes."""
+
+    repo: str
+    """The reference as it was resolved, without the revision: `hf:org/name`, `file:/path`, `https://…`."""
+    revision: str
+    """A commit for `hf:`; for others, 12 hex digits over paths, sizes and hashes or validators."""
+    format: Format
+    entry: str
+    """The file an engine is pointed at (the GGUF, or its first shard); empty where it is the directory."""
+    files: tuple[ModelFile, ...]
+
+    @property
+    def size(self) -> int:
+        """All files together, in bytes."""
+        return sum(file.size for file in self.files)
+
+
+class Weights(Record):
+    """A model's weights as the nodes fetch them: a resolved model with every hash known, and its mirror."""
+
+    model_id: str
+    """`safe_id` of the repo with its revision: the name of the directory that holds it."""
+    format: Format
+    entry: str
+    files: tuple[ModelFile, ...]
+    mirror: str
+    """URL of the directory that holds the files: `file:/…/<model_id>`."""
+
+    @property
+    def size(self) -> int:
+        """All files together, in bytes."""
+        return sum(file.size for file in self.files)
+
+
+class ShardNeed(Record):
+    """What one shard needs on its node."""
+
+    memory: int
+    """Bytes, on every GPU it uses, or of the node's RAM where `gpus` is 0."""
+    gpus: int = 0
+    disk: int = 0
+    """Bytes of weights."""
+
+
+class ModelSpec(Typed):
+    """A model as the catalog keeps it. Two equal specs are the same model: applying one again changes nothing."""
+
+    name: ModelName
+    repo: Annotated[str, Field(min_length=1)]
+    engine: Engine
+    weights: Weights
+    need: ShardNeed
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    context_length: Annotated[int, Field(ge=1)]
+    """Tokens of one request, prompt and answer together."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Requests one replica works on at a time."""
+    args: tuple[str, ...] = ()
+    start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """From launch to ready. Ten minutes: a 70B model read from a slow disk with CUDA graphs needs five."""
+    drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
+
+    @property
+    def id(self) -> str:
+        """The name for machines."""
+        return safe_id(self.name)
+
+
+class JobKind(StrEnum):
+    """What a model job is for."""
+
+    SERVE = "serve"
+    MIRROR = "mirror"
+    REMOVE = "remove"
+
+
+class JobRequest(Typed):
+    """The input of a `ModelJob`, as a person types it into ctl, the CLI or the web UI."""
+
+    kind: JobKind = JobKind.SERVE
+    repo: Annotated[str, Field(min_length=1, max_length=2000)] | None = None
+    """`hf:org/name@rev` (the default scheme), `file:/path`, `https://…`; a GGUF variant is `repo:Q4_K_M`."""
+    name: ModelName | None = None
+    """The name clients use; from the repo where it is not given."""
+    engine: Engine | None = None
+    """The engine that reads the weights' format where it is not given."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    gpus: Annotated[int, Field(ge=0, le=64)] = 0
+    memory: ByteSize | None = None
+    """Bytes or text such as `12GiB`, for one shard on each device; replaces the estimate."""
+    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    context_length: Annotated[int, Field(ge=1)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
+    args: tuple[str, ...] = ()
+    start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0

@@ -1,0 +1,223 @@
+"""What the fleet knows: nodes as they reported themselves, models as they were asked for, replicas in between.
+
+Everything is frozen; `fleet/transitions.py` makes the next state from the last. Times are seconds since the
+epoch, memory and disk are bytes.
+"""
+
+from enum import StrEnum
+
+from fleet.reasons import Failure, Reason
+from fleet.records import Record
+from fleet.spec import Engine, ModelSpec
+
+CPU = "cpu"
+"""The uuid of the device that stands for a node's RAM."""
+
+
+class Device(Record):
+    """Memory an engine can be placed on: one GPU, or the node's RAM (`uuid` = "cpu")."""
+
+    uuid: str
+    model: str = ""
+    total: int
+    foreign: int = 0
+    """Bytes held by processes that are not ours, as measured."""
+    holders: tuple[int, ...] = ()
+    """Pids of those processes, the largest first, where they are known."""
+
+    @property
+    def usable(self) -> int:
+        """What engines of ours may hold in all."""
+        return max(0, self.total - self.foreign)
+
+
+class EngineOffer(Record):
+    """An engine a node has, or can install."""
+
+    engine: Engine
+    version: str
+    installed: bool
+
+
+class Inventory(Record):
+    """What a node has, as its agent measured it."""
+
+    address: str
+    """Host or IP on which the node's engines are reached."""
+    devices: tuple[Device, ...]
+    engines: tuple[EngineOffer, ...] = ()
+    cpus: int = 1
+    disk_total: int = 0
+    disk_free: int = 0
+    """Free bytes where the node keeps weights."""
+    weights: tuple[str, ...] = ()
+    """`Weights.model_id` of the models whose files are here whole and verified."""
+    labels: dict[str, str] = {}
+    roles: tuple[str, ...] = ()
+    mirror_url: str = ""
+    version: str = ""
+    """The agent's own version."""
+
+
+class NodeState(StrEnum):
+    """Whether the fleet may use a node."""
+
+    READY = "ready"
+    CORDONED = "cordoned"
+    LOST = "lost"
+
+
+class NodeRecord(Record):
+    """A member of the fleet."""
+
+    id: str
+    state: NodeState
+    incarnation: str
+    """The agent process that joined last."""
+    inventory: Inventory
+    since: float
+    """When the state began."""
+    cause: str = ""
+    """Why the state is what it is, where it is not `ready`."""
+    version: int = 0
+    """Counts the changes that matter to a plan; a plan on an older one is refused."""
+
+
+class DeviceShare(Record):
+    """Memory reserved on one device."""
+
+    uuid: str
+    memory: int
+
+
+class ShardAssignment(Record):
+    """Where one shard runs."""
+
+    rank: int
+    node: str
+    devices: tuple[DeviceShare, ...]
+
+
+class ReplicaState(StrEnum):
+    """A replica's life. Only PLACED to STOPPING hold memory."""
+
+    PLACED = "placed"  # reserved; its workflow is being started
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"  # takes no new requests; those in flight run out
+    DRAINED = "drained"
+    STOPPING = "stopping"
+    FAILED = "failed"  # holds nothing; restarted after its backoff, or given up
+
+
+HOLDING = frozenset(set(ReplicaState) - {ReplicaState.FAILED})
+"""States in which a replica's reservation counts."""
+
+
+class ReplicaRecord(Record):
+    """One copy of a model. The id is a slot of the model; each start in it is a new generation."""
+
+    id: str
+    model: str
+    """The model's id."""
+    spec_version: int
+    generation: int
+    state: ReplicaState
+    since: float
+    shards: tuple[ShardAssignment, ...] = ()
+    endpoint: str = ""
+    """URL of the engine, while it serves."""
+    failure: Failure | None = None
+    failures: tuple[float, ...] = ()
+    """When it failed, within the restart policy's window."""
+    given_up: bool = False
+    """Not restarted until the spec changes or somebody says retry."""
+    trace: str = ""
+    """W3C traceparent of its `start replica` span, empty while tracing is off."""
+    version: int = 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its nodes by rank."""
+        return tuple(shard.node for shard in self.shards)
+
+
+class Outcome(StrEnum):
+    """What placement thought of one node."""
+
+    FITS = "fits"
+    REFUSED = "refused"  # could run it, not now: too little of something
+    EXCLUDED = "excluded"  # not a candidate: cordoned, lost, lacks the engine
+
+
+class Verdict(Record):
+    """One node's answer to one placement, for winners too."""
+
+    node: str
+    outcome: Outcome
+    reason: Reason | None = None
+    need: int = 0
+    free: int = 0
+    capacity: int = 0
+    score: float = 0.0
+    """The sum of `parts`; the highest wins."""
+    parts: dict[str, float] = {}
+    """Each part of the score by name, 0 to 1."""
+
+
+class Decision(Record):
+    """One placement, with the answer of every node."""
+
+    model: str
+    replica: str
+    shards: tuple[ShardAssignment, ...]
+    """Empty where nothing fits."""
+    verdicts: tuple[Verdict, ...]
+    sentence: str
+
+
+class ModelRecord(Record):
+    """A model in the catalog."""
+
+    spec: ModelSpec
+    spec_version: int
+    applied_at: float
+    removing: bool = False
+    waiting: str = ""
+    """The sentence of the last placement that found no room; empty when nothing waits."""
+    decision: Decision | None = None
+    """The last placement."""
+    next_ordinal: int = 0
+    version: int = 0
+
+
+class RestartPolicy(Record):
+    """How a replica that failed is tried again."""
+
+    attempts: int = 5
+    """Failures within the window after which it is given up."""
+    window_s: float = 600.0
+    base_s: float = 1.0
+    """The first wait; each further one is twice as long, with up to a quarter of jitter."""
+    cap_s: float = 60.0
+
+
+class Policy(Record):
+    """The fleet's settings, from server.yaml."""
+
+    restart: RestartPolicy = RestartPolicy()
+    unstarted_after_s: float = 30.0
+    """A placed replica whose workflow did not report within this is started again (the pass may have died)."""
+
+
+class FleetState(Record):
+    """All of it."""
+
+    cell: str = "main"
+    policy: Policy = Policy()
+    generation: int = 0
+    """The last generation given out. One counter for the whole fleet: a slot that is removed and made again
+    never repeats a generation, so an old report or an old engine cannot be taken for the new one."""
+    models: dict[str, ModelRecord] = {}
+    nodes: dict[str, NodeRecord] = {}
+    replicas: dict[str, ReplicaRecord] = {}

@@ -1,0 +1,217 @@
+"""The settings in server.yaml and agent.yaml; a key that is unknown or wrong is refused with its file and line."""
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+from fleet.spec import Engine
+from fleet.state import Policy
+
+MIB = 1024**2
+
+
+class ConfigError(Exception):
+    """A configuration file cannot be used; the text is one sentence with file, line and what to do."""
+
+
+class Section(BaseModel):
+    """A part of a file: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TracingConfig(Section):
+    """Where spans go. Off: every span is the no-op one, and no Temporal command carries a header."""
+
+    enabled: bool = False
+    endpoint: str = ""
+    """OTLP endpoint, such as `http://127.0.0.1:4317`; empty: no OTLP export."""
+    protocol: Literal["grpc", "http/protobuf"] = "grpc"
+    headers: dict[str, str] = {}
+    """Sent with each OTLP request. May hold a secret: it is never logged."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    service_name: str = ""
+    """`service.name`; from the process where it is empty."""
+    file: Path | None = None
+    """Append spans here as OTLP JSON lines."""
+
+
+class MirrorConfig(Section):
+    """Where the fleet keeps one copy of each model's files."""
+
+    path: Path
+    keep_free: ByteSize = ByteSize(256 * MIB)
+    """Never fill the disk beyond this; 256 MiB keeps logs and a database on the same disk alive."""
+
+
+class RestartConfig(Section):
+    """How a replica that failed is tried again."""
+
+    attempts: Annotated[int, Field(ge=1)] = 5
+    window_s: Annotated[float, Field(gt=0)] = 600.0
+    base_s: Annotated[float, Field(gt=0)] = 1.0
+    cap_s: Annotated[float, Field(gt=0)] = 60.0
+
+
+class FleetConfig(Section):
+    """The fleet's policy."""
+
+    restart: RestartConfig = RestartConfig()
+    unstarted_after_s: Annotated[float, Field(gt=0)] = 30.0
+
+    def policy(self) -> Policy:
+        """As the Fleet workflow keeps it."""
+        return Policy.model_validate(self.model_dump())
+
+
+class HubConfig(Section):
+    """How models are looked up on a hub that speaks Hugging Face's API."""
+
+    endpoint: str = "https://huggingface.co"
+    token_file: Path | None = None
+    """A file that holds the access token: named here, never carried in a job."""
+
+
+class GatewayConfig(Section):
+    """Where clients reach the OpenAI-compatible front door."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+
+
+class ServerConfig(Section):
+    """server.yaml: the control plane (`worker.py`) and the gateway."""
+
+    cell: str = "main"
+    mirror: MirrorConfig
+    hub: HubConfig = HubConfig()
+    fleet: FleetConfig = FleetConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    tracing: TracingConfig = TracingConfig()
+
+
+class EngineConfig(Section):
+    """One engine a node offers."""
+
+    version: str = ""
+    """Version to install; the one this llmgw was tested with where it is empty."""
+    bin: Path | None = None
+    """The Python interpreter of an environment that already has the engine; nothing is installed then."""
+    extra_index: str = ""
+    """A further package index for the install, such as one with GPU builds."""
+
+
+class LeaseConfig(Section):
+    """How soon this node is noticed when it is silent, and how long it may take to come back."""
+
+    heartbeat_timeout_s: Annotated[float, Field(ge=2)] = 10.0
+    grace_s: Annotated[float, Field(ge=0)] = 20.0
+
+
+class AgentConfig(Section):
+    """agent.yaml: one node."""
+
+    node: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")] = Field(
+        default_factory=lambda: default_node_name()
+    )
+    """The node's name in the fleet: lower case letters, digits, dots and dashes."""
+    cell: str = "main"
+    data: Path
+    """Everything the node keeps: ledger, logs, weights, engine environments."""
+    address: str = "127.0.0.1"
+    """Host or IP on which clients reach this node's engines; engines listen on it only."""
+    ports: tuple[int, int] = (21000, 21999)
+    """Engines get a free port of this range, both ends included."""
+    memory: ByteSize | None = None
+    """RAM engines may use in all; measured where it is not given."""
+    keep_free: ByteSize = ByteSize(256 * MIB)
+    """Disk space weights never take."""
+    labels: dict[str, str] = {}
+    roles: tuple[str, ...] = ()
+    engines: dict[Engine, EngineConfig] = {Engine.LLAMACPP: EngineConfig()}
+    lease: LeaseConfig = LeaseConfig()
+    tracing: TracingConfig = TracingConfig()
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def load(path: Path, kind: type[SectionT]) -> SectionT:
+    """Read a YAML file into its model. Paths in it are relative to the file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); write it or name another file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text at byte {error.start}") from error
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}:1: must be keys and values, not {type(data).__name__}")
+    try:
+        config = kind.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaints(path, tree, error))) from error
+    return _resolve_paths(config, path.resolve().parent)
+
+
+def _complaints(path: Path, tree: yaml.Node | None, error: ValidationError) -> list[str]:
+    return [
+        f"{path}:{_line(tree, detail['loc'])}: {'.'.join(str(part) for part in detail['loc']) or 'file'}: "
+        f"{_say(detail['type'], detail['msg'])}"
+        for detail in error.errors(include_url=False)
+    ]
+
+
+def _say(kind: str, message: str) -> str:
+    return "unknown key; remove it or correct its name" if kind == "extra_forbidden" else message
+
+
+def _line(tree: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+    """The line of the deepest part of the location that stands in the file, counted from 1."""
+    line = 1 if tree is None else tree.start_mark.line + 1
+    node = tree
+    for part in location:
+        following: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(part):
+                    line, following = key.start_mark.line + 1, value
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            following = node.value[part]
+            line = node.value[part].start_mark.line + 1
+        node = following
+    return line
+
+
+def _resolve_paths(config: SectionT, base: Path) -> SectionT:
+    update: dict[str, object] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, Path):
+            update[name] = (base / value.expanduser()).resolve()
+        elif isinstance(value, Section):
+            update[name] = _resolve_paths(value, base)
+        elif isinstance(value, dict):
+            update[name] = {
+                key: _resolve_paths(item, base) if isinstance(item, Section) else item for key, item in value.items()
+            }
+    return config.model_copy(update=update)
+
+
+def default_node_name() -> str:
+    """This machine's name, made safe for the fleet."""
+    name = socket.gethostname().split(".")[0].lower()
+    safe = "".join(char if char.isalnum() and char.isascii() else "-" for char in name).strip("-")
+    return safe[:63] or "node"
