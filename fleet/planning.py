@@ -70,10 +70,14 @@ def plan(state: FleetState, now: float) -> Plan:
     return _Pass(state, now).run()
 
 
-def next_deadline(state: FleetState) -> float | None:
-    """When time alone makes a pass due: the end of a backoff, or of a start that nobody acknowledged."""
-    due = [moment for replica in state.replicas.values() if (moment := _due(state, replica)) is not None]
-    return min(due, default=None)
+def next_deadline(state: FleetState, after: float) -> float | None:
+    """When time alone makes a pass due: the end of a backoff, or of a start that nobody acknowledged.
+
+    Moments up to `after` (the time of the last pass) do not count: that pass saw them, and only a change of the
+    state could give another answer.
+    """
+    moments = (_due(state, replica) for replica in state.replicas.values())
+    return min((moment for moment in moments if moment is not None and moment > after), default=None)
 
 
 def backoff_s(policy: RestartPolicy, replica: str, failures: int) -> float:
@@ -148,7 +152,7 @@ class _Pass:
         if replica.state is ReplicaState.PLACED:
             self._add(StepKind.RESUME, replica, "its start was not acknowledged")
         elif replica.spec_version == model.spec_version:
-            failure = replica.failure.sentence if replica.failure else "it failed"
+            failure = replica.failure.line if replica.failure else "it failed"
             self._place(StepKind.RESTART, model, replica.id, failure)
 
     def _retire(self, model: ModelRecord, replicas: list[ReplicaRecord]) -> None:

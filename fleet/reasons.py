@@ -20,6 +20,7 @@ class Reason(StrEnum):
     WEIGHTS_CORRUPT = "weights_corrupt"
     WEIGHTS_MISSING = "weights_missing"
     DISK_FULL = "disk_full"
+    NOT_WRITABLE = "not_writable"
     # does it fit
     DOES_NOT_FIT = "does_not_fit"
     FIT_UNKNOWN = "fit_unknown"
@@ -69,6 +70,7 @@ REASONS: dict[Reason, Meaning] = {
     Reason.WEIGHTS_CORRUPT: Meaning("mirror", True, "fetch the file again: its hash is wrong"),
     Reason.WEIGHTS_MISSING: Meaning("mirror", False, "mirror the model again: a file it names is absent"),
     Reason.DISK_FULL: Meaning("mirror", False, "free space on the named path or point it at a larger disk"),
+    Reason.NOT_WRITABLE: Meaning("mirror", False, "make the named path writable for llmgw or name another one"),
     Reason.DOES_NOT_FIT: Meaning("check", False, "add memory, use a smaller variant, or lower the context length"),
     Reason.FIT_UNKNOWN: Meaning("check", False, "say the memory one shard needs with --memory"),
     Reason.UNSUPPORTED_ARCHITECTURE: Meaning("check", False, "choose another engine or another model"),
@@ -112,9 +114,14 @@ class Failure(Record):
 
     @property
     def sentence(self) -> str:
-        """What a person reads: the cause, where, and what to do about it."""
-        where = f" on {self.node}" if self.node else ""
-        return f"{self.reason}{where}: {self.detail.rstrip('.')} — {REASONS[self.reason].advice}"
+        """What a person reads: what happened, where, and what to do about it."""
+        where = f" (on {self.node})" if self.node else ""
+        return f"{self.detail.rstrip('.')}{where} — {REASONS[self.reason].advice}"
+
+    @property
+    def line(self) -> str:
+        """The sentence behind its reason, for where the reason is not shown beside it."""
+        return f"{self.reason}: {self.sentence}"
 
 
 class LlmgwError(Exception):

@@ -4,13 +4,16 @@ The plugin holds the strict pydantic converter, the failure exception types, the
 translation of our errors, and the OpenTelemetry plugin where tracing is on.
 """
 
+import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from opentelemetry import trace
 from pydantic import ValidationError
 from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, ReplaySafeTracerProvider
 from temporalio.contrib.pydantic import PydanticPayloadConverter
@@ -31,6 +34,9 @@ from fleet.reasons import LlmgwError, Reason
 
 BAD_INPUT = Reason.BAD_INPUT.value
 DEFAULT_ADDRESS = "127.0.0.1:7233"
+
+LISTED_ATTEMPTS, LISTED_AGAIN_S = 300, 0.1
+"""How long a new search attribute may take to be known: 0.1 s on the dev server, seconds on a cluster."""
 
 PASS_THROUGH = (
     "activities",
@@ -133,3 +139,40 @@ async def connect(address: str = "", *, namespace: str = "", profile: str = "") 
             f"Temporal is not reachable at {target}: start it (`./ctl up`), or set TEMPORAL_ADDRESS or "
             f"TEMPORAL_PROFILE to where it runs"
         ) from error
+
+
+async def register_search_attributes(client: Client, names: Sequence[str]) -> None:
+    """Make sure these Keyword search attributes exist; a workflow that sets an unknown one is stuck.
+
+    Adding one again is harmless, but adding one that exists with another type says yes and changes nothing: so list
+    and compare. Raises UnreachableError with the sentence for either trouble.
+    """
+    service = client.operator_service
+    keyword = IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD
+    namespace = client.namespace
+    there = await service.list_search_attributes(ListSearchAttributesRequest(namespace=namespace))
+    wrong = [name for name in names if name in there.custom_attributes and there.custom_attributes[name] != keyword]
+    if wrong:
+        raise UnreachableError(
+            f"search attribute {', '.join(wrong)} exists in namespace {namespace} with another type than Keyword: "
+            f"remove it there (`temporal operator search-attribute remove`) and start again"
+        )
+    missing = {name: keyword for name in names if name not in there.custom_attributes}
+    if missing:
+        request = AddSearchAttributesRequest(namespace=namespace, search_attributes=missing)
+        await service.add_search_attributes(request)
+        await _until_listed(client, missing)
+
+
+async def _until_listed(client: Client, names: Collection[str]) -> None:
+    # Added is not yet known: a workflow task that comes first would fail and be tried again with growing waits.
+    request = ListSearchAttributesRequest(namespace=client.namespace)
+    for _ in range(LISTED_ATTEMPTS):
+        there = await client.operator_service.list_search_attributes(request)
+        if all(name in there.custom_attributes for name in names):
+            return
+        await asyncio.sleep(LISTED_AGAIN_S)
+    raise UnreachableError(
+        f"Temporal took the search attributes {', '.join(names)} and does not list them after "
+        f"{LISTED_ATTEMPTS * LISTED_AGAIN_S:.0f} s: look at its log"
+    )

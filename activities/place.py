@@ -1,0 +1,93 @@
+"""A pass's decision: take Fleet's snapshot, plan with the pure code in `fleet/`, commit the plan to Fleet."""
+
+import asyncio
+
+from temporalio import activity
+from temporalio.client import Client
+
+from activities import contract
+from activities.contract import (
+    CommitRequest,
+    CommitResult,
+    PassPlan,
+    PlaceRequest,
+    ShardRef,
+    Snapshot,
+    StartShard,
+    StartShards,
+    fleet_id,
+)
+from fleet.planning import Plan, Step, plan
+from fleet.reasons import Reason, StepError
+from fleet.state import FleetState
+
+COMMIT_ATTEMPTS = 5
+"""A plan is refused when the fleet moved between snapshot and commit, 20 ms apart; five in a row are a storm, and
+the pass is tried again by its retry policy."""
+
+
+class Place:
+    """The planner's way in and out of Temporal."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @activity.defn(name=contract.PLACE)
+    async def place(self, request: PlaceRequest) -> PassPlan:
+        """Plan and commit one pass; an attempt after a crash finds the plan the last one committed."""
+        fleet = self._client.get_workflow_handle(fleet_id(request.cell))
+        moved: tuple[str, ...] = ()
+        for _ in range(COMMIT_ATTEMPTS):
+            snapshot = await fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
+            if snapshot.committed_by == request.pass_id:
+                return pass_plan(snapshot.state, snapshot.committed)
+            # In a thread: a plan for thousands of replicas takes seconds, and this loop carries other activities.
+            decided = await asyncio.to_thread(plan, snapshot.state, request.now)
+            if not decided.steps:
+                return PassPlan(steps=())
+            committed = await fleet.execute_update(
+                contract.UPDATE_COMMIT,
+                CommitRequest(pass_id=request.pass_id, plan=decided),
+                result_type=CommitResult,
+            )
+            if committed.accepted:
+                return pass_plan(snapshot.state, decided)
+            moved = committed.moved
+        raise StepError(Reason.INTERNAL, f"the fleet moved under every plan of this pass: {', '.join(moved[:5])}")
+
+
+def pass_plan(state: FleetState, decided: Plan) -> PassPlan:
+    """The plan with what each replica's workflow needs, for the steps that may start one."""
+    starts = {step.replica: start for step in decided.steps if (start := _start(state, step)) is not None}
+    return PassPlan(steps=decided.steps, starts=starts)
+
+
+def _start(state: FleetState, step: Step) -> StartShards | None:
+    model = state.models.get(step.model)
+    record = state.replicas.get(step.replica)
+    held = record.shards if record is not None else ()
+    shards = step.decision.shards if step.decision is not None else held
+    if model is None or not shards:
+        return None
+    spec = model.spec
+    return StartShards(
+        model=spec.name,
+        nodes=tuple(shard.node for shard in shards),
+        assignments=shards,
+        shards=tuple(
+            StartShard(
+                shard=ShardRef(replica=step.replica, generation=step.generation, rank=shard.rank),
+                model=spec.name,
+                engine=spec.engine,
+                weights=spec.weights,
+                devices=shard.devices,
+                gpus=spec.need.gpus,
+                context_length=spec.context_length,
+                concurrency=spec.concurrency,
+                args=spec.args,
+                ready_deadline_s=spec.start_deadline_s,
+            )
+            for shard in shards
+        ),
+        drain_deadline_s=spec.drain_deadline_s,
+    )

@@ -1,0 +1,180 @@
+"""A node without engines: it speaks the agent's whole protocol to a real server, many to a process.
+
+`start` decides what a start comes to; `running` is what "runs" on it.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+
+from temporalio import activity
+from temporalio.client import Client, WithStartWorkflowOperation
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.worker import Worker
+
+from activities import contract
+from activities.contract import (
+    AttendRequest,
+    DrainedShard,
+    DrainShard,
+    JoinAnswer,
+    JoinRequest,
+    LeaseTerms,
+    Leave,
+    NodeInput,
+    PreflightRequest,
+    PreflightResult,
+    Report,
+    Reported,
+    RunningShard,
+    ShardChange,
+    ShardHealth,
+    ShardRef,
+    StartedShard,
+    StartShard,
+    StoppedShard,
+    StopShard,
+)
+from fleet.reasons import Failure
+from fleet.spec import Engine
+from fleet.state import CPU, Device, EngineOffer, Inventory
+
+GIB = 1024**3
+
+Start = Callable[[StartShard], Awaitable[None]]
+
+
+async def at_once(request: StartShard) -> None:
+    """Every start succeeds."""
+
+
+class LightNode:
+    """One node; use it as an async context manager. Leaving it is a crash: nothing is told to anybody."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        memory: int = 16 * GIB,
+        start: Start = at_once,
+        terms: LeaseTerms | None = None,
+    ) -> None:
+        self.client = client
+        self.name = name
+        self.start = start
+        self.terms = terms or LeaseTerms(heartbeat_timeout_s=2, grace_s=1)
+        self.incarnation = uuid.uuid4().hex[:12]
+        self.inventory = Inventory(
+            address="127.0.0.1",
+            devices=(Device(uuid=CPU, total=memory),),
+            engines=(EngineOffer(engine=Engine.LLAMACPP, version="test", installed=True),),
+            disk_total=100 * GIB,
+            disk_free=50 * GIB,
+        )
+        self.running: dict[ShardRef, RunningShard] = {}
+        self.started: list[StartShard] = []
+        self.stopped: list[ShardRef] = []
+        self.drained: list[ShardRef] = []
+        self.attending = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "LightNode":
+        for queue, calls in (
+            (contract.node_queue(self.name), [self.preflight, self.start_shard, self.drain_shard, self.stop_shard]),
+            (contract.lease_queue(self.name, self.incarnation), [self.attend]),
+        ):
+            worker = Worker(
+                self.client,
+                task_queue=queue,
+                activities=calls,  # type: ignore[arg-type]
+                graceful_shutdown_timeout=timedelta(0),
+                max_concurrent_activity_task_polls=1,
+            )
+            await self._stack.enter_async_context(worker)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def join(self) -> JoinAnswer:
+        """Introduce this process."""
+        answer: JoinAnswer = await self.client.execute_update_with_start_workflow(
+            contract.JOIN,
+            JoinRequest(
+                node=self.name,
+                incarnation=self.incarnation,
+                inventory=self.inventory,
+                shards=tuple(self.running.values()),
+            ),
+            start_workflow_operation=WithStartWorkflowOperation(
+                contract.NODE_WORKFLOW,
+                NodeInput(node=self.name, terms=self.terms),
+                id=contract.node_id(self.name),
+                task_queue=contract.CONTROL_QUEUE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            ),
+            result_type=JoinAnswer,
+        )
+        return answer
+
+    async def report_exit(self, shard: ShardRef, failure: Failure) -> None:
+        """An engine ended by itself."""
+        self.running.pop(shard, None)
+        change = ShardChange(shard=shard, health=ShardHealth.EXITED, failure=failure)
+        handle = self.client.get_workflow_handle(contract.node_id(self.name))
+        report = Report(node=self.name, incarnation=self.incarnation, changes=(change,))
+        await handle.execute_update(contract.REPORT, report, result_type=Reported)
+
+    async def leave(self) -> None:
+        """Go away on purpose."""
+        handle = self.client.get_workflow_handle(contract.node_id(self.name))
+        leave = Leave(node=self.name, incarnation=self.incarnation)
+        await handle.execute_update(contract.LEAVE, leave, result_type=Reported)
+
+    @activity.defn(name=contract.ATTEND)
+    async def attend(self, request: AttendRequest) -> None:
+        self.attending.set()
+        try:
+            while True:
+                activity.heartbeat()
+                await asyncio.sleep(0.2)
+        finally:
+            self.attending.clear()
+
+    @activity.defn(name=contract.PREFLIGHT)
+    async def preflight(self, request: PreflightRequest) -> PreflightResult:
+        return PreflightResult(
+            free_memory=self.inventory.devices[0].total, free_disk=self.inventory.disk_free, engine_installed=True
+        )
+
+    @activity.defn(name=contract.START_SHARD)
+    async def start_shard(self, request: StartShard) -> StartedShard:
+        self.started.append(request)
+        beat = asyncio.create_task(self._beat())
+        try:
+            await self.start(request)
+        finally:
+            beat.cancel()
+        endpoint = f"http://{self.name}/{request.shard.replica}"
+        self.running[request.shard] = RunningShard(shard=request.shard, pid=1, endpoint=endpoint, ready=True)
+        return StartedShard(shard=request.shard, node=self.name, pid=1, endpoint=endpoint, weights_outcome="local")
+
+    async def _beat(self) -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(0.2)
+
+    @activity.defn(name=contract.DRAIN_SHARD)
+    async def drain_shard(self, request: DrainShard) -> DrainedShard:
+        self.drained.append(request.shard)
+        return DrainedShard(left_in_flight=0, seconds=0.0)
+
+    @activity.defn(name=contract.STOP_SHARD)
+    async def stop_shard(self, request: StopShard) -> StoppedShard:
+        self.stopped.append(request.shard)
+        return StoppedShard(was_running=self.running.pop(request.shard, None) is not None)
+
+

@@ -1,0 +1,126 @@
+"""The control plane: runs every workflow and the control activities on the queue `llmgw`. Any number may run.
+
+python worker.py --config server.yaml
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from activities.check import Check
+from activities.mirror import Mirror
+from activities.registry import Registry
+from activities.smoke import Smoke
+from temporalio.client import Client
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.worker import Worker
+
+from activities import contract
+from activities.place import Place
+from runtime import tracing
+from runtime.config import ConfigError, ServerConfig, load
+from runtime.temporal import UnreachableError, connect, register_search_attributes
+from workflows import WORKFLOWS
+from workflows.calls import TASK_TIMEOUT
+
+STICKY_TIMEOUT = timedelta(seconds=1)
+"""After a kill, workflow tasks wait this long for the dead worker's cache before another worker gets them."""
+
+CONNECT_AGAIN_S = 2.0
+
+log = logging.getLogger("llmgw.worker")
+
+
+def make_worker(client: Client, config: ServerConfig, *, max_cached_workflows: int = 1000) -> Worker:
+    """A worker with everything on it."""
+    registry = Registry(config.hub)
+    mirror = Mirror(config.mirror, config.hub)
+    return Worker(
+        client,
+        task_queue=contract.CONTROL_QUEUE,
+        workflows=WORKFLOWS,
+        activities=[
+            registry.resolve_model,
+            mirror.mirror_model,
+            Check(client).check_fit,
+            Place(client).place,
+            Smoke().smoke_test,
+        ],
+        max_cached_workflows=max_cached_workflows,
+        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+        graceful_shutdown_timeout=timedelta(seconds=2),
+    )
+
+
+async def start_fleet(client: Client, config: ServerConfig) -> None:
+    """Make sure the cell's Fleet runs, with the policy of this configuration."""
+    fleet = await client.start_workflow(
+        contract.FLEET_WORKFLOW,
+        {"cell": config.cell},
+        id=contract.fleet_id(config.cell),
+        task_queue=contract.CONTROL_QUEUE,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        task_timeout=TASK_TIMEOUT,
+        static_summary=f"the fleet of cell {config.cell}",
+    )
+    await fleet.execute_update(
+        contract.UPDATE_CONFIGURE, contract.ConfigureArg(policy=config.fleet.policy()), result_type=contract.Done
+    )
+
+
+async def run(config: ServerConfig) -> None:
+    """Serve until SIGTERM or SIGINT; a Temporal that is away is waited for."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    client = await _connect(stop)
+    if client is None:
+        return
+    await register_search_attributes(client, contract.SEARCH_ATTRIBUTES)
+    async with make_worker(client, config):
+        await start_fleet(client, config)
+        log.info("serving cell %s on queue %s", config.cell, contract.CONTROL_QUEUE)
+        await stop.wait()
+
+
+async def _connect(stop: asyncio.Event) -> Client | None:
+    said = ""
+    while not stop.is_set():
+        try:
+            return await connect()
+        except UnreachableError as error:
+            if said != str(error):
+                said = str(error)
+                log.warning("%s (trying again)", error)
+        try:
+            await asyncio.wait_for(stop.wait(), CONNECT_AGAIN_S)
+        except TimeoutError:
+            continue
+    return None
+
+
+def main() -> int:
+    """Read the configuration and serve; exit code 2 for a wrong configuration."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="server.yaml; see docs/configuration.md")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        config = load(arguments.config, ServerConfig)
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the answer to whoever started it
+        return 2
+    shut_down = tracing.install(config.tracing, "llmgw-worker")
+    try:
+        asyncio.run(run(config))
+    finally:
+        shut_down()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+"""All workflows; `WORKFLOWS` is what a worker is made with."""
+
+from workflows.fleet import Fleet
+from workflows.model_job import ModelJob
+from workflows.node import Node
+from workflows.reconcile import Reconcile
+from workflows.replica import Replica
+
+WORKFLOWS = (ModelJob, Fleet, Reconcile, Replica, Node)

@@ -1,0 +1,335 @@
+"""The one writer of desired and observed state: takes facts and wishes, starts passes, tells who waits.
+
+Every handler is one step of the state without an await, so no lock is needed. What must be sent waits in the outbox
+and is sent by one coroutine, in order; passes are run by another, one at a time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from temporalio import workflow
+from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.workflow import ParentClosePolicy
+
+from activities import contract
+from activities.contract import (
+    CommitRequest,
+    CommitResult,
+    ConfigureArg,
+    Done,
+    NameArg,
+    Route,
+    Routes,
+    ScaleArg,
+    ShardRef,
+    Snapshot,
+    node_id,
+    reconcile_id,
+)
+from fleet import transitions
+from fleet.planning import next_deadline
+from fleet.reasons import RefusedError
+from fleet.state import Decision, FleetState, ReplicaState
+from fleet.transitions import ReplicaEvent
+from workflows import calls, messages
+from workflows.messages import (
+    Answer,
+    Ask,
+    AskKind,
+    Cause,
+    Claim,
+    FleetInput,
+    Message,
+    ModelStatus,
+    NodeJoined,
+    NodeLost,
+    NodeMeasured,
+    ReconcileInput,
+    Welcome,
+)
+from workflows.model_status import model_status
+from workflows.spans import traceparent
+
+CAUSES_KEPT = 16
+"""A pass links to at most so many causes; a fleet that starts up has hundreds, and nobody reads them."""
+
+PASS_RETRY_S = 5.0
+"""After a pass that failed, or while somebody's own pass runs: soon, but no storm."""
+
+
+@workflow.defn(name=contract.FLEET_WORKFLOW)
+class Fleet:
+    """`fleet/<cell>`."""
+
+    @workflow.init
+    def __init__(self, input: FleetInput | None = None) -> None:
+        start = input or FleetInput()
+        self._cell = start.cell
+        self._state = start.state.model_copy(update={"cell": start.cell})
+        self._outbox = deque(start.outbox)
+        self._watchers = dict(start.watchers)
+        self._told: dict[str, ModelStatus] = {}
+        self._causes: list[Cause] = list(start.causes)
+        self._committed_by = start.committed_by
+        self._committed = start.committed
+        self._due = bool(start.causes)
+        self._news = bool(start.watchers)
+        self._passed_at = 0.0
+        self._closing = False
+
+    @workflow.run
+    async def run(self, input: FleetInput | None = None) -> None:
+        """Live for ever, by continue-as-new."""
+        await asyncio.gather(self._run_passes(), self._send())
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new(
+            FleetInput(
+                cell=self._cell,
+                state=self._state,
+                outbox=tuple(self._outbox),
+                watchers=self._watchers,
+                causes=tuple(self._causes),
+                committed_by=self._committed_by,
+                committed=self._committed,
+            )
+        )
+
+    # -- passes and messages ------------------------------------------------------------------------------------------
+
+    async def _run_passes(self) -> None:
+        while True:
+            deadline = next_deadline(self._state, self._passed_at)
+            wait = None if deadline is None else max(0.0, deadline - workflow.time())
+            try:
+                await workflow.wait_condition(self._wake, timeout=wait, timeout_summary="next deadline")
+            except TimeoutError:
+                self._because(Cause(sentence="a deadline came"))
+            if workflow.info().is_continue_as_new_suggested():
+                self._closing = True
+                return
+            causes, self._causes, self._due = tuple(self._causes), [], False
+            self._passed_at = workflow.time()
+            if not await self._run_pass(causes):
+                self._due = True
+                self._causes = [*causes, *self._causes][:CAUSES_KEPT]
+                await workflow.sleep(PASS_RETRY_S, summary="the pass did not run: again soon")
+
+    def _wake(self) -> bool:
+        return self._due or workflow.info().is_continue_as_new_suggested()
+
+    async def _run_pass(self, causes: tuple[Cause, ...]) -> bool:
+        try:
+            await workflow.execute_child_workflow(
+                contract.RECONCILE_WORKFLOW,
+                ReconcileInput(cell=self._cell, causes=causes),
+                id=reconcile_id(self._cell),
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                task_timeout=calls.TASK_TIMEOUT,
+                execution_timeout=calls.PASS_TIMEOUT,
+            )
+        except WorkflowAlreadyStartedError:
+            return False  # somebody started one by hand; it ends soon
+        except ChildWorkflowError as error:
+            workflow.logger.warning("the pass failed: %s", error.cause or error)
+            return False
+        return True
+
+    async def _send(self) -> None:
+        while True:
+            await workflow.wait_condition(lambda: bool(self._outbox) or self._news or self._closing)
+            if self._news:
+                self._news = False
+                self._tell_watchers()
+            if not self._outbox:
+                if self._closing:
+                    return
+                continue
+            message = self._outbox[0]
+            body = message.welcome or message.answer or message.status
+            if body is not None and not await calls.tell(message.workflow, message.signal, body):
+                self._watchers.pop(message.workflow, None)  # it ended; nobody waits there any more
+            self._outbox.popleft()
+
+    def _tell_watchers(self) -> None:
+        for job, model in self._watchers.items():
+            status = model_status(self._state, model)
+            if self._told.get(job) != status:
+                self._told[job] = status
+                self._outbox.append(Message(workflow=job, signal=messages.SIGNAL_MODEL_STATUS, status=status))
+
+    def _because(self, cause: Cause) -> None:
+        self._due = True
+        if len(self._causes) < CAUSES_KEPT:
+            self._causes.append(cause)
+
+    def _take(self, state: FleetState, sentence: str) -> None:
+        """Make a state the current one; a change makes a pass due and is told to those who watch."""
+        if state is not self._state:
+            self._state = state
+            self._news = True
+            self._because(Cause(sentence=sentence, trace=traceparent()))
+
+    # -- facts, from nodes and replicas -------------------------------------------------------------------------------
+
+    @workflow.signal(name=messages.SIGNAL_NODE_JOINED)
+    def node_joined(self, joined: NodeJoined) -> None:
+        """An agent introduced itself: answer with what it should run."""
+        state = transitions.node_joined(self._state, joined.node, joined.incarnation, joined.inventory, workflow.time())
+        self._take(state, f"node {joined.node} joined")
+        claims = tuple(
+            Claim(
+                shard=ShardRef(replica=replica.id, generation=replica.generation, rank=shard.rank),
+                state=replica.state,
+            )
+            for replica in transitions.claims(self._state, joined.node)
+            for shard in replica.shards
+            if shard.node == joined.node
+        )
+        welcome = Welcome(incarnation=joined.incarnation, claims=claims)
+        self._outbox.append(Message(workflow=node_id(joined.node), signal=messages.SIGNAL_WELCOME, welcome=welcome))
+
+    @workflow.signal(name=messages.SIGNAL_NODE_MEASURED)
+    def node_measured(self, measured: NodeMeasured) -> None:
+        """A node's inventory changed."""
+        state = transitions.node_measured(self._state, measured.node, measured.incarnation, measured.inventory)
+        self._take(state, f"node {measured.node} measured itself")
+
+    @workflow.signal(name=messages.SIGNAL_NODE_LOST)
+    def node_lost(self, lost: NodeLost) -> None:
+        """A node is gone."""
+        state = transitions.node_lost(self._state, lost.node, lost.incarnation, lost.cause, workflow.time())
+        self._take(state, f"node {lost.node} is lost: {lost.cause}")
+
+    @workflow.signal(name=messages.SIGNAL_REPLICA_CHANGED)
+    def replica_changed(self, event: ReplicaEvent) -> None:
+        """A replica told where it is."""
+        state = transitions.replica_changed(self._state, event, workflow.time())
+        self._take(state, f"replica {event.replica} is {event.state or 'stopped'}")
+
+    # -- wishes, from jobs --------------------------------------------------------------------------------------------
+
+    @workflow.signal(name=messages.SIGNAL_ASK)
+    def ask(self, ask: Ask) -> None:
+        """A job asks; it is answered, and told how the model is until it ends."""
+        try:
+            answer = self._answer(ask)
+        except RefusedError as refused:
+            answer = Answer(failure=refused.failure)
+        if answer.model and ask.kind is not AskKind.ABANDON:
+            self._watchers[ask.job] = answer.model
+            self._told.pop(ask.job, None)
+            self._news = True
+        self._outbox.append(Message(workflow=ask.job, signal=messages.SIGNAL_ANSWER, answer=answer))
+
+    def _answer(self, ask: Ask) -> Answer:
+        if ask.kind is AskKind.APPLY and ask.spec is not None:
+            state, applied = transitions.apply(self._state, ask.spec, workflow.time())
+            self._take(state, f"{ask.spec.name} was applied")
+            return Answer(applied=applied, model=ask.spec.id)
+        model = transitions.find_model(self._state, ask.name).spec
+        self._take(transitions.remove(self._state, ask.name), f"{model.name} is removed")
+        return Answer(model=model.id)
+
+    # -- wishes, from people ------------------------------------------------------------------------------------------
+
+    @workflow.update(name=contract.UPDATE_REMOVE)
+    def remove(self, arg: NameArg) -> Done:
+        """Take a model out of the catalog."""
+        self._take(transitions.remove(self._state, arg.name), f"{arg.name} is removed")
+        return Done(sentence=f"{arg.name} is being removed")
+
+    @remove.validator
+    def _check_remove(self, arg: NameArg) -> None:
+        _refuse(lambda: transitions.remove(self._state, arg.name))
+
+    @workflow.update(name=contract.UPDATE_SCALE)
+    def scale(self, arg: ScaleArg) -> Done:
+        """Change a model's number of replicas."""
+        self._take(transitions.scale(self._state, arg.name, arg.replicas), f"{arg.name} is scaled to {arg.replicas}")
+        return Done(sentence=f"{arg.name} is scaled to {arg.replicas} replicas")
+
+    @scale.validator
+    def _check_scale(self, arg: ScaleArg) -> None:
+        _refuse(lambda: transitions.scale(self._state, arg.name, arg.replicas))
+
+    @workflow.update(name=contract.UPDATE_CORDON)
+    def cordon(self, arg: NameArg) -> Done:
+        """Keep new replicas off a node."""
+        return self._cordon(arg.name, cordoned=True)
+
+    @cordon.validator
+    def _check_cordon(self, arg: NameArg) -> None:
+        _refuse(lambda: transitions.cordon(self._state, arg.name, True, workflow.time()))
+
+    @workflow.update(name=contract.UPDATE_UNCORDON)
+    def uncordon(self, arg: NameArg) -> Done:
+        """Let new replicas onto a node again."""
+        return self._cordon(arg.name, cordoned=False)
+
+    @uncordon.validator
+    def _check_uncordon(self, arg: NameArg) -> None:
+        _refuse(lambda: transitions.cordon(self._state, arg.name, False, workflow.time()))
+
+    def _cordon(self, name: str, *, cordoned: bool) -> Done:
+        word = "cordoned" if cordoned else "uncordoned"
+        self._take(transitions.cordon(self._state, name, cordoned, workflow.time()), f"node {name} is {word}")
+        return Done(sentence=f"node {name} is {word}")
+
+    @workflow.update(name=contract.UPDATE_CONFIGURE)
+    def configure(self, arg: ConfigureArg) -> Done:
+        """Take the policy of server.yaml."""
+        if arg.policy != self._state.policy:
+            self._take(transitions.configure(self._state, arg.policy), "the policy changed")
+        return Done(sentence="the policy is in force")
+
+    # -- the pass -----------------------------------------------------------------------------------------------------
+
+    @workflow.update(name=contract.UPDATE_COMMIT)
+    def commit(self, request: CommitRequest) -> CommitResult:
+        """Take a pass's plan, whole or not at all."""
+        moved = transitions.moved(self._state, request.plan)
+        if moved:
+            return CommitResult(accepted=False, moved=moved)
+        # No pass is due for it: a plan applied to its own outcome has no further steps.
+        self._state = transitions.commit(self._state, request.plan, workflow.time())
+        self._committed_by, self._committed = request.pass_id, request.plan
+        self._news = True
+        return CommitResult(accepted=True)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @workflow.query(name=contract.QUERY_SNAPSHOT)
+    def snapshot(self) -> Snapshot:
+        """All there is to know."""
+        return Snapshot(state=self._state, committed_by=self._committed_by, committed=self._committed)
+
+    @workflow.query(name=contract.QUERY_ROUTES)
+    def routes(self) -> Routes:
+        """Every model with the engines that take its requests now."""
+        serving: dict[str, list[str]] = {}
+        for replica in self._state.replicas.values():
+            if replica.state is ReplicaState.SERVING:
+                serving.setdefault(replica.model, []).append(replica.endpoint)
+        return Routes(
+            routes=tuple(
+                Route(model=model.spec.name, endpoints=tuple(serving.get(key, ())))
+                for key, model in sorted(self._state.models.items())
+            )
+        )
+
+    @workflow.query(name=contract.QUERY_EXPLAIN)
+    def explain(self, arg: NameArg) -> Decision | None:
+        """The last placement of a model; None before the first."""
+        for model in self._state.models.values():
+            if arg.name in (model.spec.name, model.spec.id):
+                return model.decision
+        return None
+
+
+def _refuse(change: Callable[[], FleetState]) -> None:
+    """A validator's work: what would be refused is answered with an error and leaves no event."""
+    try:
+        change()
+    except RefusedError as refused:
+        raise calls.failed(refused.failure) from refused

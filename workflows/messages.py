@@ -1,0 +1,207 @@
+"""What workflows say to each other: signals with replies, because jobs, replicas and nodes come in numbers."""
+
+from enum import StrEnum
+
+from activities.contract import ShardChange, ShardRef, StartShards
+from fleet.planning import Plan
+from fleet.reasons import Failure
+from fleet.records import Record
+from fleet.spec import ModelSpec
+from fleet.state import FleetState, Inventory, ReplicaState, ShardAssignment
+from fleet.transitions import Applied
+
+# -- to Fleet ---------------------------------------------------------------------------------------------------------
+
+SIGNAL_NODE_JOINED = "node_joined"
+SIGNAL_NODE_MEASURED = "node_measured"
+SIGNAL_NODE_LOST = "node_lost"
+SIGNAL_REPLICA_CHANGED = "replica_changed"
+SIGNAL_ASK = "ask"
+
+
+class NodeJoined(Record):
+    """An agent joined; Node waits for the `Welcome`."""
+
+    node: str
+    incarnation: str
+    inventory: Inventory
+
+
+class NodeMeasured(Record):
+    """A node's inventory changed enough to matter."""
+
+    node: str
+    incarnation: str
+    inventory: Inventory
+
+
+class NodeLost(Record):
+    """A node's lease ran out, or its agent left."""
+
+    node: str
+    incarnation: str
+    cause: str
+
+
+class AskKind(StrEnum):
+    """What a job asks of Fleet."""
+
+    APPLY = "apply"
+    REMOVE = "remove"
+    ABANDON = "abandon"  # a cancelled job takes back what it put into the catalog and nobody uses yet
+
+
+class Ask(Record):
+    """A job's request; Fleet answers with an `Answer`, and from then on tells the job how the model is."""
+
+    kind: AskKind
+    job: str
+    """Workflow id of the job."""
+    spec: ModelSpec | None = None
+    name: str = ""
+
+
+# -- from Fleet -------------------------------------------------------------------------------------------------------
+
+SIGNAL_WELCOME = "welcome"
+SIGNAL_ANSWER = "answer"
+SIGNAL_MODEL_STATUS = "model_status"
+
+
+class Claim(Record):
+    """A shard Fleet wants on a node, and how far its replica should be."""
+
+    shard: ShardRef
+    state: ReplicaState
+
+
+class Welcome(Record):
+    """Fleet's answer to a join."""
+
+    incarnation: str
+    claims: tuple[Claim, ...]
+
+
+class Answer(Record):
+    """Fleet's answer to an ask."""
+
+    applied: Applied | None = None
+    model: str = ""
+    """The model's id."""
+    failure: Failure | None = None
+
+
+class Phase(StrEnum):
+    """How a model is, for a job that waits."""
+
+    WAITING = "waiting"  # something is not placed yet
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    REMOVED = "removed"
+
+
+class ReplicaBrief(Record):
+    """A replica in a model's status."""
+
+    replica: str
+    nodes: tuple[str, ...]
+    state: ReplicaState
+    endpoint: str = ""
+    trace: str = ""
+
+
+class ModelStatus(Record):
+    """How a model is."""
+
+    model: str
+    phase: Phase
+    sentence: str
+    replicas: tuple[ReplicaBrief, ...] = ()
+    failure: Failure | None = None
+
+
+# -- to Replica -------------------------------------------------------------------------------------------------------
+
+SIGNAL_SHARD_CHANGED = "shard_changed"
+SIGNAL_DRAIN = "drain"
+SIGNAL_STOP = "stop"
+SIGNAL_NODE_GONE = "node_gone"
+SIGNAL_SUPERSEDED = "superseded"
+
+
+class ToReplica(Record):
+    """A command to one generation of a replica; others ignore it."""
+
+    generation: int
+    reason: str = ""
+
+
+class ShardNews(Record):
+    """What a node saw of a shard."""
+
+    change: ShardChange
+
+
+class Action(StrEnum):
+    """What a Replica workflow is started for."""
+
+    START = "start"
+    STOP = "stop"  # the workflow that started it is gone; its shards may still run
+
+
+class ReplicaInput(Record):
+    """One generation of one replica."""
+
+    cell: str
+    replica: str
+    generation: int
+    model: str
+    """The model's name."""
+    action: Action = Action.START
+    shards: tuple[ShardAssignment, ...]
+    start: StartShards | None = None
+    """What to start; None for STOP."""
+    decided_at_ns: int = 0
+    """When placement decided: the start of its `start replica` span."""
+
+
+# -- Fleet's and Reconcile's own inputs -------------------------------------------------------------------------------
+
+
+class Message(Record):
+    """A signal that waits to be sent."""
+
+    workflow: str
+    signal: str
+    welcome: Welcome | None = None
+    answer: Answer | None = None
+    status: ModelStatus | None = None
+
+
+class Cause(Record):
+    """Why a pass was started; its `reconcile` span links to it."""
+
+    sentence: str
+    trace: str = ""
+    """traceparent, empty where the cause has no span."""
+
+
+class FleetInput(Record):
+    """What one run of Fleet takes over from the last."""
+
+    cell: str = "main"
+    state: FleetState = FleetState()
+    outbox: tuple[Message, ...] = ()
+    watchers: dict[str, str] = {}
+    """Job workflow id → model id."""
+    causes: tuple[Cause, ...] = ()
+    committed_by: str = ""
+    committed: Plan = Plan()
+
+
+class ReconcileInput(Record):
+    """One pass."""
+
+    cell: str = "main"
+    causes: tuple[Cause, ...] = ()

@@ -1,0 +1,54 @@
+"""How one model is, for a job that waits for it: pure, from the fleet's state."""
+
+from fleet import transitions
+from fleet.state import HOLDING, FleetState, ModelRecord, ReplicaRecord, ReplicaState
+from workflows.messages import ModelStatus, Phase, ReplicaBrief
+
+
+def model_status(state: FleetState, model_id: str) -> ModelStatus:
+    """The model's phase with the sentence a person reads; REMOVED when the catalog does not hold it."""
+    model = state.models.get(model_id)
+    replicas = [replica for replica in state.replicas.values() if replica.model == model_id]
+    if model is None:
+        return ModelStatus(model=model_id, phase=Phase.REMOVED, sentence="it is gone")
+    briefs = tuple(
+        ReplicaBrief(
+            replica=replica.id,
+            nodes=replica.nodes,
+            state=replica.state,
+            endpoint=replica.endpoint,
+            trace=replica.trace,
+        )
+        for replica in sorted(replicas, key=lambda replica: replica.id)
+        if replica.state in HOLDING
+    )
+    failure = None if model.removing else transitions.given_up(state, model)
+    if failure is not None:
+        return ModelStatus(model=model_id, phase=Phase.FAILED, sentence=failure.line, replicas=briefs, failure=failure)
+    phase, sentence = _phase(state, model, replicas)
+    return ModelStatus(model=model_id, phase=phase, sentence=sentence, replicas=briefs)
+
+
+def _phase(state: FleetState, model: ModelRecord, replicas: list[ReplicaRecord]) -> tuple[Phase, str]:
+    if model.removing:
+        left = [f"{replica.id} {replica.state}" for replica in replicas]
+        return Phase.WAITING, f"{', '.join(left)}" if left else "nothing runs any more"
+    missing = transitions.missing(state, model)
+    if missing == 0:
+        serving = [replica for replica in replicas if replica.state is ReplicaState.SERVING]
+        where = ", ".join(sorted({node for replica in serving for node in replica.nodes}))
+        count = f"{len(serving)} replicas" if len(serving) != 1 else "1 replica"
+        return Phase.SERVING, f"{count} on {where}" if serving else "no replica is wanted"
+    if model.waiting:
+        return Phase.WAITING, model.waiting
+    starting = [
+        f"{replica.id} on {', '.join(replica.nodes)}"
+        for replica in replicas
+        if replica.state in (ReplicaState.PLACED, ReplicaState.STARTING)
+    ]
+    if starting:
+        return Phase.STARTING, f"starting {', '.join(starting)}"
+    failed = [replica for replica in replicas if replica.state is ReplicaState.FAILED and replica.failure is not None]
+    if failed and failed[0].failure is not None:
+        return Phase.WAITING, f"{failed[0].id} failed and is tried again: {failed[0].failure.line}"
+    return Phase.WAITING, "waiting for the next pass"

@@ -1,0 +1,200 @@
+"""A node's door into Temporal, and its lease: one heartbeating activity for as long as its agent lives."""
+
+import asyncio
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ApplicationError
+
+from activities import contract
+from activities.contract import (
+    AttendRequest,
+    JoinAnswer,
+    JoinRequest,
+    Leave,
+    NodeInput,
+    Report,
+    Reported,
+    ShardChange,
+    ShardHealth,
+    fleet_id,
+    replica_id,
+)
+from fleet.reasons import Failure, Reason
+from fleet.state import ReplicaState
+from fleet.transitions import ReplicaEvent
+from workflows import calls, messages
+from workflows.messages import Claim, NodeJoined, NodeLost, NodeMeasured, ShardNews, Welcome
+
+NODE = SearchAttributeKey.for_keyword(contract.SEARCH_NODE)
+STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
+
+FLEET_WAIT_S = 20.0
+"""How long a join waits for Fleet before the agent is told to try again."""
+
+READY_STATES = (ReplicaState.SERVING, ReplicaState.DRAINING, ReplicaState.DRAINED)
+"""States in which a claimed shard must run; before them its start is still under way and sees to it itself."""
+
+
+@workflow.defn(name=contract.NODE_WORKFLOW)
+class Node:
+    """`node/<id>`, started by the agent's first join."""
+
+    @workflow.init
+    def __init__(self, input: NodeInput) -> None:
+        self._input = input
+        self._node = input.node
+        self._incarnation = input.incarnation
+        self._held = False
+        """Whether somebody attends the lease."""
+        self._wanted = False
+        """A join was answered; its lease is to be opened."""
+        self._left = False
+        self._welcomes: dict[str, Welcome] = {}
+
+    @workflow.run
+    async def run(self, input: NodeInput) -> None:
+        """Hold the lease, let agents come back within the grace, and tell Fleet when none does."""
+        workflow.upsert_search_attributes([NODE.value_set(self._node)])
+        while True:
+            cause = await self._wait_for_agent()
+            if cause:
+                await self._tell_lost(cause)
+                await workflow.wait_condition(workflow.all_handlers_finished)
+                if not self._wanted:
+                    return
+                continue
+            if workflow.info().is_continue_as_new_suggested():
+                await self._renew()
+            await self._attend()
+
+    async def _wait_for_agent(self) -> str:
+        """Until a lease is to be opened (""), or nobody comes any more (why)."""
+        if self._left:
+            return "its agent left"
+        if not self._wanted and self._incarnation:
+            self._show("away", f"its agent is silent; it is lost after {self._input.terms.grace_s:g} s")
+        # Without any agent yet there is a join under way: this workflow was started by it.
+        grace = self._input.terms.grace_s + (0.0 if self._incarnation else FLEET_WAIT_S * 2)
+        try:
+            await workflow.wait_condition(
+                lambda: self._wanted or self._left, timeout=grace, timeout_summary="grace for the agent's return"
+            )
+        except TimeoutError:
+            return "its agent is silent"
+        return "its agent left" if self._left else ""
+
+    async def _attend(self) -> None:
+        """Hold the lease until it ends by itself, another agent process takes over, or this one leaves."""
+        self._wanted = False
+        incarnation = self._incarnation
+        self._held = True
+        self._show("ready", "its agent attends")
+        lease = asyncio.create_task(
+            calls.attend(AttendRequest(node=self._node, incarnation=incarnation), self._input.terms)
+        )
+        await workflow.wait_condition(lambda: lease.done() or self._wanted or self._left)
+        lease.cancel()
+        await asyncio.gather(lease, return_exceptions=True)  # how it ended makes no difference: it is closed
+        self._held = False
+
+    async def _renew(self) -> None:
+        # The new run opens the lease anew: the agent sees the old one closed and joins again.
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new(self._input.model_copy(update={"incarnation": self._incarnation}))
+
+    async def _tell_lost(self, cause: str) -> None:
+        self._show("lost", cause)
+        if self._incarnation:
+            lost = NodeLost(node=self._node, incarnation=self._incarnation, cause=cause)
+            await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOST, lost)
+
+    # -- the agent's calls --------------------------------------------------------------------------------------------
+
+    @workflow.update(name=contract.JOIN)
+    async def join(self, request: JoinRequest) -> JoinAnswer:
+        """Take an agent process in; answers with what Fleet wants of what runs there."""
+        joined = NodeJoined(node=self._node, incarnation=request.incarnation, inventory=request.inventory)
+        self._welcomes.pop(request.incarnation, None)
+        fleet = fleet_id(self._input.cell)
+        told = await calls.tell_surely(fleet, messages.SIGNAL_NODE_JOINED, joined, give_up_after_s=FLEET_WAIT_S)
+        if not told:
+            raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} does not run: start worker.py"))
+        await workflow.wait_condition(lambda: request.incarnation in self._welcomes)
+        welcome = self._welcomes.pop(request.incarnation)
+        # No await from here to the answer: between two agents' joins the later one holds the node.
+        self._incarnation, self._left = request.incarnation, False
+        self._wanted = True
+        running = {shard.shard for shard in request.shards}
+        claimed = tuple(claim.shard for claim in welcome.claims if claim.shard in running)
+        await self._tell_missing([claim for claim in welcome.claims if claim.shard not in running])
+        return JoinAnswer(claimed=claimed)
+
+    @join.validator
+    def _check_join(self, request: JoinRequest) -> None:
+        if request.node != self._node:
+            raise ApplicationError(f"this is node {self._node}, not {request.node}", type=Reason.BAD_INPUT.value)
+
+    @workflow.update(name=contract.REPORT)
+    async def report(self, report: Report) -> Reported:
+        """Pass on what changed on the node."""
+        if report.inventory is not None:
+            measured = NodeMeasured(node=self._node, incarnation=report.incarnation, inventory=report.inventory)
+            await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_MEASURED, measured)
+        for change in report.changes:
+            await self._pass_on(change)
+        return Reported()
+
+    @report.validator
+    def _check_report(self, report: Report) -> None:
+        self._refuse_stale(report.incarnation)
+
+    @workflow.update(name=contract.LEAVE)
+    def leave(self, leave: Leave) -> Reported:
+        """The agent goes away and stops its engines."""
+        self._left = True
+        return Reported()
+
+    @leave.validator
+    def _check_leave(self, leave: Leave) -> None:
+        self._refuse_stale(leave.incarnation)
+
+    @workflow.signal(name=messages.SIGNAL_WELCOME)
+    def welcome(self, welcome: Welcome) -> None:
+        """Fleet's answer to a join."""
+        self._welcomes[welcome.incarnation] = welcome
+
+    # -- small things -------------------------------------------------------------------------------------------------
+
+    def _refuse_stale(self, incarnation: str) -> None:
+        if incarnation != self._incarnation or not (self._held or self._wanted):
+            raise ApplicationError(
+                f"node {self._node} is not held by this agent process: join again",
+                type=contract.STALE_INCARNATION,
+                non_retryable=True,
+            )
+
+    async def _tell_missing(self, claims: list[Claim]) -> None:
+        """What should run and does not: a reboot, or an engine that died while nobody looked."""
+        for claim in claims:
+            if claim.state in READY_STATES:
+                failure = Failure(
+                    reason=Reason.ENGINE_GONE, detail="it does not run any more on the returning node", node=self._node
+                )
+                await self._pass_on(ShardChange(shard=claim.shard, health=ShardHealth.EXITED, failure=failure))
+
+    async def _pass_on(self, change: ShardChange) -> None:
+        if await calls.tell(replica_id(change.shard.replica), messages.SIGNAL_SHARD_CHANGED, ShardNews(change=change)):
+            return
+        # Its workflow is gone (somebody terminated it): Fleet hears of the end directly.
+        event = ReplicaEvent(
+            replica=change.shard.replica,
+            generation=change.shard.generation,
+            state=ReplicaState.FAILED,
+            failure=change.failure,
+        )
+        await calls.tell_fleet(self._input.cell, event)
+
+    def _show(self, state: str, detail: str) -> None:
+        workflow.upsert_search_attributes([STATE.value_set(state)])
+        workflow.set_current_details(f"node **{self._node}** is {state}: {detail}")

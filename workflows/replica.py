@@ -1,0 +1,260 @@
+"""One generation of one replica: start its shards, then wait for news and commands, drain, stop, tell its end."""
+
+import asyncio
+from collections import deque
+from typing import NamedTuple
+
+from opentelemetry import context as otel_context
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ActivityError
+
+from activities import contract
+from activities.contract import DrainShard, ShardRef, StartedShard, StartShard, StopShard
+from fleet.reasons import Failure, Reason
+from fleet.render import markdown
+from fleet.state import ReplicaState
+from fleet.transitions import ReplicaEvent
+from workflows import calls, messages
+from workflows.messages import Action, ReplicaInput, ShardNews, ToReplica
+from workflows.spans import fail, span, traceparent, within
+
+MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
+NODE = SearchAttributeKey.for_keyword(contract.SEARCH_NODE)
+STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
+
+STOP_AGAIN_S = 5.0
+"""Between tries to stop a shard whose node does not answer; the end is a stop, or Fleet's word that it is lost."""
+
+
+class Command(NamedTuple):
+    """A drain or a stop, with the context of the pass that sent it, so that the node's spans join its trace."""
+
+    name: str
+    context: Context
+
+
+@workflow.defn(name=contract.REPLICA_WORKFLOW)
+class Replica:
+    """`replica/<replica>`; a new run for each generation."""
+
+    @workflow.init
+    def __init__(self, input: ReplicaInput) -> None:
+        self._input = input
+        self._commands: deque[Command] = deque()
+        self._broken: Failure | None = None
+        self._gone = False
+
+    @workflow.run
+    async def run(self, input: ReplicaInput) -> None:
+        """Live until stopped, failed or lost; the last thing it does is to tell Fleet."""
+        node = input.shards[0].node if input.shards else ""
+        workflow.upsert_search_attributes([MODEL.value_set(input.model), NODE.value_set(node)])
+        try:
+            end = await self._live()
+        except asyncio.CancelledError:
+            # A person cancelled it: stop what runs, and say so, before the workflow closes as cancelled.
+            await asyncio.shield(asyncio.ensure_future(self._cancelled()))
+            raise
+        self._show(end.state or "stopped", end.failure)
+        await calls.tell_fleet(input.cell, end)
+
+    async def _live(self) -> ReplicaEvent:
+        if self._input.action is Action.STOP:
+            await self._stop_shards()
+            return self._event(None)
+        failure = await self._start()
+        while failure is None:
+            await workflow.wait_condition(self._has_news)
+            if self._gone:
+                return self._lost()
+            if self._broken is not None:
+                failure = self._broken
+                break
+            command = self._commands.popleft()
+            with within(command.context):
+                if command.name == messages.SIGNAL_STOP:
+                    self._show(ReplicaState.STOPPING)
+                    await self._stop_shards()
+                    return self._lost() if self._gone else self._event(None)
+                await self._drain_shards()
+        if self._gone:
+            return self._lost()
+        await self._stop_shards()
+        return self._event(ReplicaState.FAILED, failure=failure)
+
+    # -- start --------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> Failure | None:
+        """Start every shard; None when all are ready and Fleet knows, or when a command came first."""
+        attributes: dict[str, str | int] = {
+            "llmgw.replica": self._input.replica,
+            "llmgw.model": self._input.model,
+            "llmgw.generation": self._input.generation,
+        }
+        with span("start replica", attributes, start_ns=self._input.decided_at_ns or None) as starting:
+            self._show(ReplicaState.STARTING)
+            event = self._event(ReplicaState.STARTING, trace=traceparent(starting))
+            await calls.tell_fleet(self._input.cell, event)
+            start = self._input.start
+            if start is None:
+                raise calls.failed(Failure(reason=Reason.INTERNAL, detail="a start without shards was asked for"))
+            tasks = [
+                asyncio.create_task(self._start_shard(node, shard))
+                for node, shard in zip(start.nodes, start.shards, strict=True)
+            ]
+            started, failure = await self._wait_for(tasks)
+            if failure is not None:
+                fail(starting, failure)
+                return failure
+            if started is None:
+                fail(starting, Failure(reason=Reason.CANCELLED, detail="it was told to stop while it started"))
+                return None
+            self._show(ReplicaState.SERVING)
+            event = self._event(ReplicaState.SERVING, endpoint=started[0].endpoint)
+            await calls.tell_fleet(self._input.cell, event)
+            return None
+
+    async def _wait_for(
+        self, tasks: list["asyncio.Task[StartedShard]"]
+    ) -> tuple[list[StartedShard] | None, Failure | None]:
+        """All shards started, or the first failure, or neither when a command interrupts; the rest is cancelled."""
+        try:
+            await workflow.wait_condition(
+                lambda: self._interrupted() or all(task.done() for task in tasks) or any(map(_has_failed, tasks))
+            )
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task, node in zip(tasks, self._nodes(), strict=True):
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not self._interrupted():
+                return None, calls.failure_of(error, node=node)
+        if self._interrupted() or any(task.cancelled() for task in tasks):
+            return None, None
+        return [task.result() for task in tasks], None
+
+    async def _start_shard(self, node: str, shard: StartShard) -> StartedShard:
+        attributes = {"llmgw.node": node, "llmgw.replica": self._input.replica}
+        with span("send start", attributes, kind=SpanKind.PRODUCER):
+            return await calls.start_shard(node, shard)
+
+    # -- drain and stop -----------------------------------------------------------------------------------------------
+
+    async def _drain_shards(self) -> None:
+        self._show(ReplicaState.DRAINING)
+        deadline = self._input.start.drain_deadline_s if self._input.start is not None else 0.0
+        drains = [
+            calls.drain_shard(node, DrainShard(shard=self._ref(rank), deadline_s=deadline))
+            for rank, node in enumerate(self._nodes())
+        ]
+        for error in await asyncio.gather(*drains, return_exceptions=True):
+            if isinstance(error, ActivityError):
+                # A shard that cannot be drained serves nobody either: its stop follows and finds out.
+                workflow.logger.warning("drain of %s: %s", self._input.replica, calls.failure_of(error).line)
+            elif isinstance(error, BaseException):
+                raise error
+        self._show(ReplicaState.DRAINED)
+        await calls.tell_fleet(self._input.cell, self._event(ReplicaState.DRAINED))
+
+    async def _stop_shards(self) -> None:
+        """Stop every shard, for as long as it takes: a shard that may run still holds its memory."""
+        stops = [asyncio.create_task(self._stop_shard(rank, node)) for rank, node in enumerate(self._nodes())]
+        try:
+            await workflow.wait_condition(lambda: self._gone or all(stop.done() for stop in stops))
+        finally:
+            for stop in stops:
+                stop.cancel()
+            await asyncio.gather(*stops, return_exceptions=True)
+
+    async def _stop_shard(self, rank: int, node: str) -> None:
+        while True:
+            try:
+                await calls.stop_shard(node, StopShard(shard=self._ref(rank)))
+            except ActivityError as error:
+                workflow.logger.warning("stop of %s: %s", self._input.replica, calls.failure_of(error).line)
+                await workflow.sleep(STOP_AGAIN_S, summary=f"{node} did not stop {self._input.replica}: again"[:190])
+            else:
+                return
+
+    async def _cancelled(self) -> None:
+        await self._stop_shards()
+        failure = Failure(reason=Reason.CANCELLED, detail="somebody cancelled the replica's workflow")
+        await calls.tell_fleet(self._input.cell, self._event(ReplicaState.FAILED, failure=failure))
+
+    # -- what arrives -------------------------------------------------------------------------------------------------
+
+    @workflow.signal(name=messages.SIGNAL_DRAIN)
+    def drain(self, command: ToReplica) -> None:
+        """Let requests run out; a stop follows."""
+        if command.generation == self._input.generation:
+            self._commands.append(Command(messages.SIGNAL_DRAIN, otel_context.get_current()))
+
+    @workflow.signal(name=messages.SIGNAL_STOP)
+    def stop(self, command: ToReplica) -> None:
+        """Stop now, also while it starts."""
+        if command.generation == self._input.generation:
+            self._commands.append(Command(messages.SIGNAL_STOP, otel_context.get_current()))
+
+    @workflow.signal(name=messages.SIGNAL_NODE_GONE)
+    def node_gone(self, command: ToReplica) -> None:
+        """Fleet took the replica from its node: nothing there is waited for."""
+        if command.generation == self._input.generation:
+            self._gone = True
+
+    @workflow.signal(name=messages.SIGNAL_SUPERSEDED)
+    def superseded(self, command: ToReplica) -> None:
+        """A newer generation wants to start."""
+        if command.generation > self._input.generation:
+            self._gone = True
+
+    @workflow.signal(name=messages.SIGNAL_SHARD_CHANGED)
+    def shard_changed(self, news: ShardNews) -> None:
+        """A shard that served no longer does. One shard's death ends the replica."""
+        if news.change.shard.generation == self._input.generation and self._broken is None:
+            self._broken = news.change.failure
+
+    # -- small things -------------------------------------------------------------------------------------------------
+
+    def _has_news(self) -> bool:
+        return self._gone or self._broken is not None or bool(self._commands)
+
+    def _interrupted(self) -> bool:
+        return self._gone or any(command.name == messages.SIGNAL_STOP for command in self._commands)
+
+    def _nodes(self) -> list[str]:
+        return [shard.node for shard in self._input.shards]
+
+    def _ref(self, rank: int) -> ShardRef:
+        return ShardRef(replica=self._input.replica, generation=self._input.generation, rank=rank)
+
+    def _lost(self) -> ReplicaEvent:
+        nodes = ", ".join(self._nodes())
+        return self._event(ReplicaState.FAILED, failure=Failure(reason=Reason.NODE_LOST, detail=f"{nodes} is lost"))
+
+    def _event(
+        self, state: ReplicaState | None, *, endpoint: str = "", failure: Failure | None = None, trace: str = ""
+    ) -> ReplicaEvent:
+        return ReplicaEvent(
+            replica=self._input.replica,
+            generation=self._input.generation,
+            state=state,
+            endpoint=endpoint,
+            failure=failure,
+            trace=trace,
+        )
+
+    def _show(self, state: str, failure: Failure | None = None) -> None:
+        workflow.upsert_search_attributes([STATE.value_set(state)])
+        where = ", ".join(self._nodes())
+        cause = f": {markdown(failure.line)}" if failure is not None else ""
+        workflow.set_current_details(
+            f"**{markdown(self._input.model)}** generation {self._input.generation} on {where} is {state}{cause}"
+        )
+
+
+def _has_failed(task: "asyncio.Task[StartedShard]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -1,0 +1,106 @@
+"""Spans inside workflows: true start times, the cause on errors, and contexts that travel as text.
+
+Only the OpenTelemetry API is used. While tracing is off every span is the no-op one and `traceparent` is "".
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import AttributeValue
+from temporalio import workflow
+from temporalio.exceptions import is_cancelled_exception
+
+from fleet.reasons import Failure, Reason
+
+TRACER = trace.get_tracer("llmgw.workflows")
+
+
+@contextmanager
+def span(
+    name: str,
+    attributes: Mapping[str, AttributeValue | str | int],
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+    start_ns: int | None = None,
+    links: Sequence[Link] = (),
+) -> Iterator[Span]:
+    """A span around a piece of a workflow; an exception that leaves it makes it an error with its cause.
+
+    `start_ns` is nanoseconds since the epoch; the workflow's own time where it is not given, so that a replay gives
+    the span its original start. Open it in `run` or what it calls, never in `__init__`, a query or a validator.
+    """
+    opened = TRACER.start_span(
+        name,
+        kind=kind,
+        attributes=dict(attributes),
+        links=list(links),
+        start_time=start_ns if start_ns is not None else workflow.time_ns(),
+    )
+    try:
+        with trace.use_span(opened, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            yield opened
+    except BaseException as error:
+        if is_cancelled_exception(error):
+            fail(opened, Failure(reason=Reason.CANCELLED, detail="it was cancelled"))
+        elif workflow.is_failure_exception(error):
+            opened.set_status(Status(StatusCode.ERROR, str(error)))
+        else:
+            # Not the workflow's failure: the task is tried again and opens the span anew, or the worker let go of
+            # the workflow. Ending it here would export it early.
+            raise
+        opened.end()
+        raise
+    opened.end()
+
+
+def instant(name: str, attributes: Mapping[str, AttributeValue]) -> None:
+    """A span without length, for something that was decided and not done."""
+    now = workflow.time_ns()
+    TRACER.start_span(name, attributes=dict(attributes), start_time=now).end(end_time=now)
+
+
+def fail(failed: Span, failure: Failure) -> None:
+    """Mark a span as an error with its cause."""
+    failed.set_attribute("llmgw.reason", failure.reason.value)
+    failed.set_status(Status(StatusCode.ERROR, failure.line))
+
+
+def traceparent(of: Span | None = None) -> str:
+    """The W3C traceparent of a span (the current one by default); "" while tracing is off."""
+    found = (of or trace.get_current_span()).get_span_context()
+    if not found.is_valid:
+        return ""
+    return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
+
+
+def link(parent: str, attributes: Mapping[str, AttributeValue]) -> list[Link]:
+    """A link to what a traceparent names; none for ""."""
+    found = span_context(parent)
+    return [Link(found, dict(attributes))] if found is not None else []
+
+
+def span_context(parent: str) -> SpanContext | None:
+    """What a traceparent names; None for "" or a text that is none."""
+    parts = parent.split("-")
+    if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
+        return None
+    try:
+        trace_id, span_id, flags = int(parts[1], 16), int(parts[2], 16), int(parts[3], 16)
+    except ValueError:
+        return None
+    found = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return found if found.is_valid else None
+
+
+@contextmanager
+def within(captured: Context) -> Iterator[None]:
+    """Work in the context in which something was asked, such as the signal that said stop."""
+    token = otel_context.attach(captured)
+    try:
+        yield
+    finally:
+        otel_context.detach(token)

@@ -1,0 +1,74 @@
+"""A job's steps: their table for the web UI and ctl, and their spans, kept in one place so that they agree."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from opentelemetry.trace import Span
+from temporalio import workflow
+from temporalio.exceptions import is_cancelled_exception
+
+from activities.contract import STEPS, StepState, StepStatus
+from workflows.calls import failed, failure_of
+from workflows.spans import fail, instant, span
+
+
+class Step:
+    """A step under way; `detail` is what a person sees beside it."""
+
+    def __init__(self, span: Span, show: Callable[[str], None]) -> None:
+        self.span = span
+        self._show = show
+
+    def say(self, detail: str) -> None:
+        """Replace the detail."""
+        self._show(detail)
+
+
+class Steps:
+    """The rows of one job. `changed` is called after every change."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._rows = {name: StepStatus(name=name) for name in STEPS}
+        self._changed = changed
+
+    @property
+    def rows(self) -> tuple[StepStatus, ...]:
+        """In the order of the steps."""
+        return tuple(self._rows.values())
+
+    @property
+    def current(self) -> str:
+        """The step under way; "" between steps."""
+        return next((row.name for row in self._rows.values() if row.state is StepState.RUNNING), "")
+
+    def skip(self, name: str, why: str) -> None:
+        """A step this kind of job has no use for; its span has no length."""
+        self._set(name, state=StepState.SKIPPED, detail=why)
+        instant(name, {"llmgw.state": StepState.SKIPPED.value, "llmgw.detail": why})
+
+    @contextmanager
+    def run(self, name: str) -> Iterator[Step]:
+        """One step: done when the block ends, failed when an error leaves it, as an ApplicationError with the cause."""
+        self._set(name, state=StepState.RUNNING, started_at=workflow.time())
+        with span(name, {}) as opened:
+            try:
+                yield Step(opened, lambda detail: self._set(name, detail=detail))
+            except BaseException as error:
+                if not is_cancelled_exception(error) and not workflow.is_failure_exception(error):
+                    raise  # the task is tried again; the step is still running
+                failure = failure_of(error)
+                self._end(name, StepState.FAILED, opened, failure.line)
+                fail(opened, failure)
+                if is_cancelled_exception(error):
+                    raise
+                raise failed(failure) from error
+            self._end(name, StepState.DONE, opened, self._rows[name].detail)
+
+    def _end(self, name: str, state: StepState, opened: Span, detail: str) -> None:
+        self._set(name, state=state, detail=detail, ended_at=workflow.time())
+        opened.set_attribute("llmgw.state", state.value)
+        opened.set_attribute("llmgw.detail", detail)
+
+    def _set(self, name: str, **update: object) -> None:
+        self._rows[name] = self._rows[name].model_copy(update=update)
+        self._changed()
