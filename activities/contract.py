@@ -8,11 +8,13 @@ turns it into an ApplicationError whose type is the reason.
 from enum import StrEnum
 from typing import Literal
 
+from fleet.fit import Estimate as Estimate
+from fleet.fit import FitVerdict as FitVerdict
 from fleet.planning import Plan, Step
 from fleet.reasons import Failure
 from fleet.records import Record, Typed
 from fleet.spec import Engine, JobKind, JobRequest, ResolvedModel, ShardNeed, Weights
-from fleet.state import DeviceShare, FleetState, Inventory, Policy
+from fleet.state import DeviceShare, FleetState, Inventory, Policy, ShardAssignment
 
 # -- queues and workflow ids ------------------------------------------------------------------------------------------
 
@@ -39,9 +41,12 @@ def reconcile_id(cell: str) -> str:
     return f"reconcile/{cell}"
 
 
-def replica_id(replica: str) -> str:
-    """Workflow id of a replica."""
-    return f"replica/{replica}"
+MAIN_CELL = "main"
+
+
+def replica_id(replica: str, cell: str = MAIN_CELL) -> str:
+    """Workflow id of a replica. Cells may share a namespace, so those beside the default one stand in the id."""
+    return f"replica/{replica}" if cell == MAIN_CELL else f"replica/{cell}/{replica}"
 
 
 def node_id(node: str) -> str:
@@ -96,27 +101,6 @@ class CheckRequest(Record):
     request: JobRequest
 
 
-class FitVerdict(StrEnum):
-    """Whether one shard fits any node of the fleet when that node is empty."""
-
-    FITS = "fits"
-    DOES_NOT_FIT = "does not fit"
-    UNKNOWN = "unknown"
-
-
-class Estimate(Record):
-    """Where a shard's memory goes, in bytes."""
-
-    weights: int
-    kv_cache: int
-    overhead: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.kv_cache + self.overhead
-
-
 class CheckResult(Record):
     """The answer of the check, on the control plane's side."""
 
@@ -137,6 +121,8 @@ class PlaceRequest(Record):
 
     cell: str
     pass_id: str
+    now: float
+    """The pass's own time (Temporal's clock, seconds since the epoch), so that no worker's clock decides."""
 
 
 class PassPlan(Record):
@@ -219,7 +205,10 @@ class StartShard(Record):
 class StartShards(Record):
     """The shards of one replica by rank, with their nodes: the input of its workflow's start."""
 
+    model: str
+    """The name clients use."""
     nodes: tuple[str, ...]
+    assignments: tuple[ShardAssignment, ...]
     shards: tuple[StartShard, ...]
     drain_deadline_s: float
 
@@ -387,6 +376,7 @@ STALE_INCARNATION = "stale_incarnation"
 FLEET_WORKFLOW = "Fleet"
 RECONCILE_WORKFLOW = "Reconcile"
 MODEL_JOB_WORKFLOW = "ModelJob"
+REPLICA_WORKFLOW = "Replica"
 
 # updates, for people
 UPDATE_REMOVE = "remove"
@@ -424,14 +414,14 @@ class Done(Record):
 
 
 class CommitRequest(Record):
-    """A plan to be made true. `plan.touched` holds the versions it was made from."""
+    """A plan to be made true, whole or not at all. `plan.touched` holds the versions it was made from."""
 
     pass_id: str
     plan: Plan
 
 
 class CommitResult(Record):
-    """Whether the plan was taken; `steps` are then to be carried out."""
+    """Whether the plan was taken; its steps are then to be carried out."""
 
     accepted: bool
     moved: tuple[str, ...] = ()
@@ -442,7 +432,11 @@ class Route(Record):
     """Where a model's requests can go."""
 
     model: str
+    """The name clients use."""
     endpoints: tuple[str, ...]
+    """URLs of the replicas that serve; empty for a model that is in the catalog and has none ready."""
+    waiting: str = ""
+    """Why none is ready: `ModelRecord.waiting`, or empty."""
 
 
 class Routes(Record):
@@ -455,6 +449,9 @@ class Snapshot(Record):
     """Fleet's state as one payload."""
 
     state: FleetState
+    committed_by: str = ""
+    """The pass whose plan was committed last: a pass that was killed after its commit finds its plan here."""
+    committed: Plan = Plan()
 
 
 class ConfigureArg(Record):

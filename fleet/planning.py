@@ -1,6 +1,7 @@
 """What should happen next: `plan(state, now)` names every step of a pass with its reason, and decides nothing twice.
 
-Order: reap, restart, stop what is not wanted, drain, scale down, place what is missing (by priority). A plan
+Order: reap, stop what is not wanted, drain, scale down, restart, place what is missing (by priority). What is not
+wanted goes before restarts, so that nothing is started that the next pass would stop. A plan
 applied to its own outcome (`fleet.transitions.commit`) has no further steps.
 """
 
@@ -110,6 +111,8 @@ class _Pass:
         self.generation = state.generation
         self.steps: list[Step] = []
         self.acted: set[str] = set()
+        self.refused: dict[str, tuple[StepKind, str, str]] = {}
+        """Model → the first placement that found no room."""
         self.touched: dict[str, int] = {}
 
     def run(self) -> Plan:
@@ -120,12 +123,13 @@ class _Pass:
         for replica in replicas:
             self._reap(replica)
         for model in self._by_priority():
+            self._retire(model, by_model.get(model.spec.id, []))
+        for model in self._by_priority():
             for replica in by_model.get(model.spec.id, []):
                 self._restart(model, replica)
         for model in self._by_priority():
-            self._retire(model, by_model.get(model.spec.id, []))
-        for model in self._by_priority():
             self._scale_up(model, by_model.get(model.spec.id, []))
+        self._say_refusals()
         return Plan(steps=tuple(self.steps), touched=self.touched)
 
     def _by_priority(self) -> list[ModelRecord]:
@@ -147,7 +151,7 @@ class _Pass:
 
     def _restart(self, model: ModelRecord, replica: ReplicaRecord) -> None:
         due = _due(self.state, replica)
-        if due is None or due > self.now or model.removing:
+        if due is None or due > self.now or model.removing or replica.id in self.acted:
             return
         if replica.state is ReplicaState.PLACED:
             self._add(StepKind.RESUME, replica, "its start was not acknowledged")
@@ -201,11 +205,7 @@ class _Pass:
         decision = place(self.state, model, replica, self.free)
         self._touch_model(model)
         if not decision.shards:
-            # Said once: the same refusal again is no step, or a waiting model would cause passes without end.
-            if decision.sentence != model.waiting:
-                self.steps.append(
-                    Step(kind=kind, reason=reason, model=model.spec.id, replica=replica, decision=decision)
-                )
+            self.refused.setdefault(model.spec.id, (kind, replica, reason))
             return False
         self.generation += 1
         self.free.take(model.spec.id, decision.shards)
@@ -224,6 +224,17 @@ class _Pass:
             )
         )
         return True
+
+    def _say_refusals(self) -> None:
+        """Record why models wait, as things stand once all that fits is placed.
+
+        The same refusal again is no step, or a waiting model would cause passes without end.
+        """
+        for name, (kind, replica, reason) in self.refused.items():
+            model = self.state.models[name]
+            decision = place(self.state, model, replica, self.free)
+            if decision.sentence != model.waiting:
+                self.steps.append(Step(kind=kind, reason=reason, model=name, replica=replica, decision=decision))
 
     def _add(self, kind: StepKind, replica: ReplicaRecord, reason: str) -> None:
         if replica.id in self.acted:

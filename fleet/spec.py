@@ -136,6 +136,8 @@ class JobKind(StrEnum):
 class JobRequest(Typed):
     """The input of a `ModelJob`, as a person types it into ctl, the CLI or the web UI."""
 
+    cell: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "main"
+    """The fleet that does it."""
     kind: JobKind = JobKind.SERVE
     repo: Annotated[str, Field(min_length=1, max_length=2000)] | None = None
     """`hf:org/name@rev` (the default scheme), `file:/path`, `https://…`; a GGUF variant is `repo:Q4_K_M`."""

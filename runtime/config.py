@@ -37,7 +37,7 @@ class TracingConfig(Section):
     service_name: str = ""
     """`service.name`; from the process where it is empty."""
     file: Path | None = None
-    """Append spans here as OTLP JSON lines."""
+    """Append spans here as OTLP JSON lines. `{service}` in the name stands for `service.name`."""
 
 
 class MirrorConfig(Section):

@@ -59,18 +59,19 @@ def make_provider(config: TracingConfig, service: str, *, instance: str = "") ->
         ),
         shutdown_on_exit=False,  # `shut_down` bounds the wait; an exit handler would not
     )
-    for exporter in _exporters(config):
+    for exporter in _exporters(config, config.service_name or service):
         provider.add_span_processor(
             WorkflowSpanGuard(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
         )
     return provider
 
 
-def _exporters(config: TracingConfig) -> list[SpanExporter]:
+def _exporters(config: TracingConfig, service: str) -> list[SpanExporter]:
     exporters: list[SpanExporter] = []
     if config.file is not None:
-        config.file.parent.mkdir(parents=True, exist_ok=True)
-        exporters.append(FileSpanExporter(config.file))
+        file = config.file.with_name(config.file.name.replace("{service}", service))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        exporters.append(FileSpanExporter(file))
     if config.endpoint and config.protocol == "grpc":
         insecure = not config.endpoint.startswith("https://")
         exporters.append(GrpcSpanExporter(endpoint=config.endpoint, insecure=insecure, headers=config.headers))

@@ -61,9 +61,11 @@ class LightNode:
         memory: int = 16 * GIB,
         start: Start = at_once,
         terms: LeaseTerms | None = None,
+        cell: str = "main",
     ) -> None:
         self.client = client
         self.name = name
+        self.cell = cell
         self.start = start
         self.terms = terms or LeaseTerms(heartbeat_timeout_s=2, grace_s=1)
         self.incarnation = uuid.uuid4().hex[:12]
@@ -111,7 +113,7 @@ class LightNode:
             ),
             start_workflow_operation=WithStartWorkflowOperation(
                 contract.NODE_WORKFLOW,
-                NodeInput(node=self.name, terms=self.terms),
+                NodeInput(node=self.name, cell=self.cell, terms=self.terms),
                 id=contract.node_id(self.name),
                 task_queue=contract.CONTROL_QUEUE,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
@@ -176,5 +178,3 @@ class LightNode:
     async def stop_shard(self, request: StopShard) -> StoppedShard:
         self.stopped.append(request.shard)
         return StoppedShard(was_running=self.running.pop(request.shard, None) is not None)
-
-

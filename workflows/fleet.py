@@ -313,7 +313,11 @@ class Fleet:
                 serving.setdefault(replica.model, []).append(replica.endpoint)
         return Routes(
             routes=tuple(
-                Route(model=model.spec.name, endpoints=tuple(serving.get(key, ())))
+                Route(
+                    model=model.spec.name,
+                    endpoints=tuple(serving.get(key, ())),
+                    waiting="" if key in serving else model_status(self._state, key).sentence,
+                )
                 for key, model in sorted(self._state.models.items())
             )
         )

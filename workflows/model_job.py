@@ -47,7 +47,7 @@ class ModelJob:
     @workflow.init
     def __init__(self, request: JobRequest | None = None) -> None:
         self._request = request or JobRequest()
-        self._cell = "main"
+        self._cell = self._request.cell
         self._name = self._request.name or ""
         self._state = JobState.RUNNING
         self._failure: Failure | None = None

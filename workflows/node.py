@@ -184,7 +184,8 @@ class Node:
                 await self._pass_on(ShardChange(shard=claim.shard, health=ShardHealth.EXITED, failure=failure))
 
     async def _pass_on(self, change: ShardChange) -> None:
-        if await calls.tell(replica_id(change.shard.replica), messages.SIGNAL_SHARD_CHANGED, ShardNews(change=change)):
+        replica = replica_id(change.shard.replica, self._input.cell)
+        if await calls.tell(replica, messages.SIGNAL_SHARD_CHANGED, ShardNews(change=change)):
             return
         # Its workflow is gone (somebody terminated it): Fleet hears of the end directly.
         event = ReplicaEvent(

