@@ -233,7 +233,9 @@ class _Pass:
         for name, (kind, replica, reason) in self.refused.items():
             model = self.state.models[name]
             decision = place(self.state, model, replica, self.free)
-            if decision.sentence != model.waiting:
+            # A placement of the same pass takes back what was said before.
+            placed = any(step.model == name and step.decision is not None for step in self.steps)
+            if placed or decision.sentence != model.waiting:
                 self.steps.append(Step(kind=kind, reason=reason, model=name, replica=replica, decision=decision))
 
     def _add(self, kind: StepKind, replica: ReplicaRecord, reason: str) -> None:

@@ -247,6 +247,17 @@ def test_a_refusal_is_said_as_things_stand_after_the_pass() -> None:
     assert plan(state, 11.0).steps == ()
 
 
+def test_a_model_that_is_placed_in_part_still_says_why_the_rest_waits() -> None:
+    # Found by the state machine: the restart of one replica took back what was said of the other.
+    state = after(fleet({"n1": inventory(memory=GIB)}, spec("m", replicas=2)))
+    waiting = "0/1 nodes fit m: 1 memory (need 1 GiB, best free 0 B on n1)"
+    assert state.models["m"].waiting == waiting
+    state = after(failed(state, "m-0", Reason.EXITED, 20.0), 30.0)
+    assert state.replicas["m-0"].state is ReplicaState.PLACED
+    assert state.models["m"].waiting == waiting
+    assert plan(state, 31.0).steps == ()
+
+
 def test_a_changed_spec_starts_its_version_before_the_old_one_goes() -> None:
     state = serving(after(fleet({"n1": inventory()}, spec("m"))))
     state, applied = apply(state, spec("m", context=4096), 20.0)

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible front door: each model's requests go to its ready replicas."""

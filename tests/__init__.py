@@ -1,0 +1,1 @@
+"""The tests: values first, then real servers and real processes."""
