@@ -128,6 +128,7 @@ class ReplicaRecord(Record):
     endpoint: str = ""
     """URL of the engine, while it serves."""
     failure: Failure | None = None
+    """Its last failure, kept while it serves again: why it was restarted."""
     failures: tuple[float, ...] = ()
     """When it failed, within the restart policy's window."""
     given_up: bool = False

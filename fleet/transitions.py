@@ -194,7 +194,6 @@ def replica_changed(state: FleetState, event: ReplicaEvent, now: float) -> Fleet
         "since": now,
         "endpoint": event.endpoint if event.state is ReplicaState.SERVING else old.endpoint,
         "trace": event.trace or old.trace,
-        "failure": None if event.state is ReplicaState.SERVING else old.failure,
         "version": old.version + 1,
     }
     return _with_replica(state, old.model_copy(update=update))

@@ -200,7 +200,9 @@ def _resolve_paths(config: SectionT, base: Path) -> SectionT:
     for name in type(config).model_fields:
         value = getattr(config, name)
         if isinstance(value, Path):
-            update[name] = (base / value.expanduser()).resolve()
+            path = base / value.expanduser()
+            # Not the last part: the interpreter of a virtual environment is a link to one that lacks its packages.
+            update[name] = path.parent.resolve() / path.name
         elif isinstance(value, Section):
             update[name] = _resolve_paths(value, base)
         elif isinstance(value, dict):

@@ -22,15 +22,11 @@ from temporalio.envconfig import ClientConfigProfile
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
 from temporalio.service import RPCError
-from temporalio.worker import (
-    ActivityInboundInterceptor,
-    ExecuteActivityInput,
-    Interceptor,
-    WorkflowRunner,
-)
+from temporalio.worker import WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from fleet.reasons import LlmgwError, Reason
+from fleet.reasons import Reason
+from runtime.interceptors import ActivityInterceptor
 
 BAD_INPUT = Reason.BAD_INPUT.value
 DEFAULT_ADDRESS = "127.0.0.1:7233"
@@ -86,7 +82,7 @@ def llmgw_plugin() -> SimplePlugin:
     return SimplePlugin(
         "llmgw",
         data_converter=DataConverter(payload_converter_class=StrictPayloadConverter),
-        interceptors=[ReasonInterceptor()],
+        interceptors=[ActivityInterceptor()],
         workflow_runner=_with_pass_through,
         workflow_failure_exception_types=[ValidationError],
     )
@@ -98,29 +94,6 @@ def _with_pass_through(runner: WorkflowRunner | None) -> WorkflowRunner:
     if not isinstance(runner, SandboxedWorkflowRunner):
         return runner
     return dataclasses.replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*PASS_THROUGH))
-
-
-class ReasonInterceptor(Interceptor):
-    """Turns a `LlmgwError` of an activity into an ApplicationError whose type is the reason."""
-
-    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        return _ReasonInbound(next)
-
-
-class _ReasonInbound(ActivityInboundInterceptor):
-    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-        try:
-            return await super().execute_activity(input)
-        except LlmgwError as error:
-            raise application_error(error) from error
-
-
-def application_error(error: LlmgwError) -> ApplicationError:
-    """The failure as Temporal carries it: type = reason, the Failure as its one detail."""
-    failure = error.failure
-    return ApplicationError(
-        failure.detail, failure.model_dump(mode="json"), type=failure.reason.value, non_retryable=not failure.retryable
-    )
 
 
 async def connect(address: str = "", *, namespace: str = "", profile: str = "") -> Client:

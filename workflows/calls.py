@@ -66,8 +66,9 @@ NODE_QUEUE_WAIT = timedelta(seconds=60)
 """How long a call waits for its node. Without it a dead node is never noticed; the lease (10 s + 20 s) tells first
 when the agent is gone, so this is for an agent that lives and does not poll."""
 
-HEARTBEAT = timedelta(seconds=6)
-"""Of node calls that run for long: a killed agent's start is tried again after it. They are few at a time."""
+HEARTBEAT = timedelta(seconds=5)
+"""Of every call that is no lease: what a killed worker or agent was doing is tried again after it. Beats come from
+`runtime/interceptors.py`; such calls are few at a time, so they cost the server nothing to speak of."""
 
 SIGNAL_RETRY_MAX_S = 30.0
 
@@ -84,7 +85,7 @@ async def resolve_model(request: ResolveRequest) -> ResolvedModel:
         request,
         ResolvedModel,
         start_to_close_timeout=timedelta(minutes=2),
-        heartbeat_timeout=timedelta(seconds=10),
+        heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=_short(f"look up {request.repo}"),
@@ -92,13 +93,13 @@ async def resolve_model(request: ResolveRequest) -> ResolvedModel:
 
 
 async def mirror_model(request: MirrorRequest) -> MirrorResult:
-    """mirror: a day, for a terabyte over 100 Mbit/s; the heartbeat tells a dead worker in 10 s."""
+    """mirror: a day, for a terabyte over 100 Mbit/s; the heartbeat tells a dead worker in 5 s."""
     return await _run(
         contract.MIRROR_MODEL,
         request,
         MirrorResult,
         start_to_close_timeout=timedelta(days=1),
-        heartbeat_timeout=timedelta(seconds=10),
+        heartbeat_timeout=HEARTBEAT,
         retry_policy=LONG_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=_short(f"mirror {len(request.resolved.files)} files of {request.resolved.repo}"),
@@ -112,6 +113,7 @@ async def check_fit(request: CheckRequest) -> CheckResult:
         request,
         CheckResult,
         start_to_close_timeout=timedelta(seconds=30),
+        heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=_short(f"estimate {request.weights.model_id}"),
@@ -125,6 +127,7 @@ async def place(request: PlaceRequest) -> PassPlan:
         request,
         PassPlan,
         start_to_close_timeout=timedelta(seconds=20),
+        heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary="plan this pass",
@@ -138,6 +141,7 @@ async def smoke_test(request: SmokeRequest) -> SmokeResult:
         request,
         SmokeResult,
         start_to_close_timeout=timedelta(seconds=90),
+        heartbeat_timeout=HEARTBEAT,
         retry_policy=RetryPolicy(maximum_attempts=2),
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=_short(f"one completion of {request.model}"),
@@ -156,6 +160,7 @@ async def preflight(node: str, request: PreflightRequest) -> PreflightResult:
         task_queue=contract.node_queue(node),
         schedule_to_start_timeout=timedelta(seconds=10),
         start_to_close_timeout=timedelta(seconds=20),
+        heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
         summary=_short(f"preflight on {node}"),

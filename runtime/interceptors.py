@@ -1,0 +1,85 @@
+"""What every activity gets without asking: a heartbeat while its process lives, and our errors as Temporal's."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import (
+    ActivityInboundInterceptor,
+    ActivityOutboundInterceptor,
+    ExecuteActivityInput,
+    Interceptor,
+)
+
+from fleet.reasons import LlmgwError
+
+BEAT_SHARE = 0.25
+"""Of the heartbeat timeout, between beats. The SDK sends one each 0.8 of the timeout at most; more calls are free."""
+
+
+class ActivityInterceptor(Interceptor):
+    """On every worker, through the plugin."""
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        return _Inbound(next)
+
+
+class _Outbound(ActivityOutboundInterceptor):
+    """Remembers what the activity last said, so that a beat in between does not take it back."""
+
+    def __init__(self, next: ActivityOutboundInterceptor) -> None:
+        super().__init__(next)
+        self._said: tuple[Any, ...] = ()
+
+    def heartbeat(self, *details: Any) -> None:
+        self._said = details
+        super().heartbeat(*details)
+
+    def again(self) -> None:
+        super().heartbeat(*self._said)
+
+
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor) -> None:
+        super().__init__(next)
+        self._outbound: _Outbound | None = None
+
+    def init(self, outbound: ActivityOutboundInterceptor) -> None:
+        self._outbound = _Outbound(outbound)
+        super().init(self._outbound)
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        try:
+            async with self._beating():
+                return await super().execute_activity(input)
+        except LlmgwError as error:
+            raise application_error(error) from error
+
+    @contextlib.asynccontextmanager
+    async def _beating(self) -> AsyncIterator[None]:
+        """Beat for as long as the activity runs: what a killed worker did is then tried again within the timeout."""
+        timeout = activity.info().heartbeat_timeout
+        if timeout is None or not timeout.total_seconds():
+            yield
+            return
+        beat = asyncio.create_task(self._beat(timeout.total_seconds() * BEAT_SHARE))
+        try:
+            yield
+        finally:
+            beat.cancel()
+
+    async def _beat(self, seconds: float) -> None:
+        while self._outbound is not None:
+            self._outbound.again()
+            await asyncio.sleep(seconds)
+
+
+def application_error(error: LlmgwError) -> ApplicationError:
+    """The failure as Temporal carries it: type = reason, the Failure as its one detail."""
+    failure = error.failure
+    return ApplicationError(
+        failure.detail, failure.model_dump(mode="json"), type=failure.reason.value, non_retryable=not failure.retryable
+    )

@@ -1,0 +1,180 @@
+"""The whole system as real processes: a dev server, worker.py, agents, the real engine, in its own directory."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from temporalio.client import Client, WorkflowHandle
+from temporalio.testing import WorkflowEnvironment
+
+from activities import contract
+from activities.contract import JobResult, JobStatus, Snapshot
+from fleet.state import FleetState, ReplicaRecord, ReplicaState
+from runtime.temporal import llmgw_plugin
+from tests.conftest import SERVER_ARGS, temporal_binary
+from tests.real_engine import ENGINE, MODEL, ROOT
+from tests.waiting import until
+
+
+class System:
+    """One directory, one server, and the processes started in it; `close` ends them all."""
+
+    def __init__(self, home: Path, environment: WorkflowEnvironment) -> None:
+        self.home = home
+        self.client: Client = environment.client
+        self.address = environment.client.service_client.config.target_host
+        self.model = Path(os.environ[MODEL])
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.fleet: WorkflowHandle[Any, Any] = self.client.get_workflow_handle(contract.fleet_id("main"))
+        self._first_port = free_ports(100)
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def start_worker(self, *, name: str = "worker", tracing: bool = True, **settings: Any) -> None:
+        config = {
+            "mirror": {"path": "mirror", "keep_free": 0},
+            "tracing": {"enabled": tracing, "file": f"traces/{name}.jsonl"},
+            **settings,
+        }
+        path = self.write(f"{name}.yaml", config)
+        self._spawn(name, [sys.executable, str(ROOT / "worker.py"), "--config", str(path)])
+
+    def start_agent(self, node: str, *, tracing: bool = True, flags: tuple[str, ...] = (), **settings: Any) -> None:
+        offset = 10 * sum(name.startswith("n") for name in self.processes)
+        config = {
+            "node": node,
+            "data": node,
+            "ports": [self._first_port + offset % 100, self._first_port + offset % 100 + 9],
+            "keep_free": 0,
+            "engines": {"llamacpp": {"bin": os.environ[ENGINE]}},
+            "lease": {"heartbeat_timeout_s": 2, "grace_s": 2},
+            "tracing": {"enabled": tracing, "file": f"traces/{node}.jsonl"},
+            **settings,
+        }
+        path = self.write(f"{node}.yaml", config)
+        self._spawn(node, [sys.executable, "-m", "agent", "--config", str(path), *flags])
+
+    def write(self, name: str, config: dict[str, Any]) -> Path:
+        path = self.home / name
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        environment = {**os.environ, "TEMPORAL_ADDRESS": self.address, "PYTHONPATH": str(ROOT)}
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.home, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal and wait for the end."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        process.wait(20)
+
+    def log(self, name: str) -> str:
+        return (self.home / f"{name}.log").read_text()
+
+    def close(self) -> None:
+        """End every process of this system, engines included: they are found by the directory in their command."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        for process_left in self.engines():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process_left.kill()
+                process_left.wait(10)
+
+    def engines(self) -> list[psutil.Process]:
+        """Whatever still runs with this directory on its command line, apart from worker and agents."""
+        ours = {process.pid for process in self.processes.values()}
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if process.pid not in ours and any(str(self.home) in part for part in process.info["cmdline"] or [])
+        ]
+
+    # -- what the system says -----------------------------------------------------------------------------------------
+
+    async def state(self) -> FleetState:
+        snapshot: Snapshot = await self.fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
+        return snapshot.state
+
+    async def ready(self, *nodes: str) -> None:
+        """Wait until Fleet runs and these nodes are members."""
+
+        async def joined() -> bool:
+            with contextlib.suppress(Exception):
+                return set(nodes) <= (await self.state()).nodes.keys()
+            return False
+
+        await until(joined, 30.0)
+
+    async def serve(self, **request: Any) -> WorkflowHandle[Any, JobResult]:
+        body = {"repo": f"file:{self.model}", "name": "tiny", "context_length": 512, "concurrency": 2, **request}
+        return await self.job(body)
+
+    async def job(self, body: dict[str, Any]) -> WorkflowHandle[Any, JobResult]:
+        handle: WorkflowHandle[Any, JobResult] = await self.client.start_workflow(
+            contract.MODEL_JOB_WORKFLOW,
+            body,
+            id=f"job/{uuid.uuid4().hex[:8]}",
+            task_queue=contract.CONTROL_QUEUE,
+            task_timeout=None,
+            result_type=JobResult,
+        )
+        return handle
+
+    async def status(self, job: WorkflowHandle[Any, Any]) -> JobStatus:
+        status: JobStatus = await job.query(contract.QUERY_STATUS, result_type=JobStatus)
+        return status
+
+    async def serving(self, replica: str = "tiny-0", *, after: int = 0) -> ReplicaRecord:
+        """Wait until a replica serves, in a generation later than `after`."""
+
+        async def there() -> ReplicaRecord | None:
+            found = (await self.state()).replicas.get(replica)
+            return found if found and found.state is ReplicaState.SERVING and found.generation > after else None
+
+        found = await until(there, 60.0)
+        assert found is not None
+        return found
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on now."""
+    for first in range(21000, 60000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no free ports")
+
+
+@contextlib.asynccontextmanager
+async def system(home: Path) -> AsyncIterator[System]:
+    """A system without processes but its server, which is a process too and ends with it."""
+    home.mkdir(parents=True, exist_ok=True)
+    environment = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=str(temporal_binary()), dev_server_extra_args=SERVER_ARGS, plugins=[llmgw_plugin()]
+    )
+    async with environment:
+        made = System(home, environment)
+        try:
+            yield made
+        finally:
+            await asyncio.to_thread(made.close)

@@ -1,0 +1,244 @@
+"""The trace of a start, from the job down to the engine, with real processes; and what is off leaves nothing."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.worker import Replayer
+
+from activities import contract
+from cli.spans import Span, SpanStore, TraceNode, trace_id_of, trace_lines, tree
+from runtime.temporal import llmgw_plugin
+from tests.system import System, system
+from tests.waiting import until
+from workflows import WORKFLOWS
+
+pytestmark = pytest.mark.usefixtures("real_engine")
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[System]:
+    async with system(tmp_path) as made:
+        made.start_worker()
+        made.start_agent("n1")
+        await made.ready("n1")
+        yield made
+
+
+def spans(running: System) -> SpanStore:
+    store = SpanStore()
+    for file in (running.home / "traces").glob("*.jsonl"):
+        store.read(file.read_text().splitlines())
+    return store
+
+
+async def named(running: System, name: str, count: int = 1) -> list[Span]:
+    """The spans of this name, once there are that many: exporters write with a delay."""
+
+    def there() -> list[Span]:
+        found = [span for span in spans(running).spans.values() if span.name == name]
+        return found if len(found) >= count else []
+
+    return await until(there, 10.0)
+
+
+def names(node: TraceNode, depth: int = 0) -> list[str]:
+    """The tree as indented names."""
+    mark = "⇢ " if node.relation.value == "linked" else ""
+    return [
+        "  " * depth + mark + node.span.name,
+        *(line for child in node.children for line in names(child, depth + 1)),
+    ]
+
+
+SERVE = """\
+serve model
+  registry
+  mirror
+  check
+  catalog
+  placement
+    ⇢ start replica
+      send start
+        start shard
+          fetch weights
+          launch engine
+          wait for engine
+  smoke test"""
+
+START = """\
+reconcile
+  scale up
+    place
+      start replica
+        send start
+          start shard
+            fetch weights
+            launch engine
+            wait for engine"""
+
+DRAIN = """\
+reconcile
+  drain
+    drain shard"""
+
+STOP = """\
+reconcile
+  stop replica
+    stop shard
+      stop engine"""
+
+
+async def test_the_trace_of_a_start_and_a_stop(running: System) -> None:
+    job = await running.serve()
+    await job.result()
+    status = await running.status(job)
+    await named(running, "serve model")
+    await named(running, "start replica")
+    store = spans(running)
+    (root,) = tree(store, trace_id_of(status.trace))
+    assert "\n".join(names(root)) == SERVE
+    assert root.span.attributes["llmgw.job"] == job.id
+    assert root.span.attributes["llmgw.repo"] == f"file:{running.model}"
+    assert root.span.attributes["llmgw.model"] == "tiny"
+
+    replica = await running.serving()
+    (pass_root,) = tree(store, trace_id_of(replica.trace))
+    assert "\n".join(names(pass_root)) == START
+    assert pass_root.causes == tuple(span.id for span in store.spans.values() if span.name == "catalog")
+
+    by_name = {span.name: span for span in store.spans.values()}
+    send, start = by_name["send start"], by_name["start shard"]
+    assert (start.trace_id, start.parent_id) == (send.trace_id, send.span_id)
+    for key, value in {
+        "llmgw.node": "n1",
+        "llmgw.replica": "tiny-0",
+        "llmgw.model": "tiny",
+        "llmgw.engine": "llamacpp",
+    }.items():
+        assert start.attributes[key] == value
+    assert by_name["fetch weights"].attributes["llmgw.weights.outcome"] == "mirror"
+    assert int(by_name["wait for engine"].attributes["llmgw.polls"]) >= 1
+    assert by_name["place"].attributes["llmgw.node"] == "n1"
+    assert float(by_name["place"].attributes["llmgw.score.spread"]) == 1.0
+    assert [span.name for span in store.spans.values() if span.error is not None] == []
+    lines = trace_lines((root,))
+    assert re.match(r"serve model +\d", lines[0])
+
+    await (await running.job({"kind": "remove", "name": "tiny"})).result()
+    (drain,) = await named(running, "drain")
+    (stop,) = await named(running, "stop replica")
+    await named(running, "stop engine")
+    await named(running, "reconcile", 3)
+    store = spans(running)
+    assert ["\n".join(names(root)) for root in tree(store, drain.trace_id)] == [DRAIN]
+    assert ["\n".join(names(root)) for root in tree(store, stop.trace_id)] == [STOP]
+
+
+async def test_a_failed_start_is_an_error_with_its_cause_at_every_level(running: System) -> None:
+    job = await running.serve(args=["no_such_setting=1"])
+    with pytest.raises(Exception, match="Workflow execution failed"):
+        await job.result()
+    await named(running, "serve model")
+    await named(running, "start replica")
+    for name in ("serve model", "placement", "start replica", "start shard"):
+        (span,) = await named(running, name)
+        assert span.error is not None, name
+        assert "no_such_setting" in span.error, name
+        assert span.attributes["llmgw.reason"] == "bad_flag"
+    failed_below = [
+        span.name
+        for span in spans(running).spans.values()
+        if span.error is not None and span.name in ("launch engine", "wait for engine")
+    ]
+    assert failed_below
+
+
+async def test_a_refusal_is_an_event_for_every_node(running: System) -> None:
+    taken = await running.serve(name="first")
+    await taken.result()
+    state = await running.state()
+    memory = state.nodes["n1"].inventory.devices[0].total
+    job = await running.serve(name="second", memory=memory)
+
+    async def waiting() -> bool:
+        return (await running.status(job)).steps[4].detail.startswith("0/1 nodes fit second")
+
+    await until(waiting, 20.0)
+    places = await named(running, "place", 2)
+    refused = next(span for span in places if span.attributes["llmgw.model"] == "second")
+    (event,) = refused.events
+    assert event.name == "turned down by n1"
+    assert event.attributes["llmgw.reason"] == "memory"
+    assert int(event.attributes["llmgw.need"]) == memory
+    assert int(event.attributes["llmgw.free"]) < memory
+    await job.cancel()
+
+
+async def test_a_start_survives_the_death_of_worker_and_agent_as_one_span(running: System) -> None:
+    job = await running.serve()
+    await until(lambda: list((running.home / "n1" / "logs").rglob("*.log")), 30.0)
+    running.kill("worker")
+    running.kill("n1")
+    running.start_worker()
+    running.start_agent("n1")
+    await job.result()
+    (start,) = await named(running, "start replica")
+    (root,) = await named(running, "serve model")
+    store = spans(running)
+    assert start.parent_id in {span.span_id for span in store.spans.values() if span.name == "place"}
+    assert root.start_ns < start.start_ns < start.end_ns < root.end_ns
+    below = [span for span in store.spans.values() if span.name == "start shard"]
+    assert {span.trace_id for span in below} == {start.trace_id}
+    (adopted,) = await named(running, "adopt")
+    assert adopted.attributes["llmgw.node"] == "n1"
+    assert int(adopted.attributes["llmgw.shards"]) == 1
+    assert int(adopted.attributes["llmgw.unclaimed"]) == 0
+
+
+@pytest.mark.parametrize(("control", "node"), [(False, False), (False, True), (True, False)])
+async def test_off_leaves_no_span_and_no_header(tmp_path: Path, control: bool, node: bool) -> None:
+    async with system(tmp_path) as off:
+        off.start_worker(tracing=control)
+        off.start_agent("n1", tracing=node)
+        await off.ready("n1")
+        job = await off.serve()
+        await job.result()
+        assert ((await off.status(job)).trace == "") is (not control)
+        await (await off.job({"kind": "remove", "name": "tiny"})).result()
+        off.kill("worker", 15)
+        off.kill("n1", 15)
+        assert bool(spans(off).spans) == (control or node)
+        assert (tmp_path / "traces" / "worker.jsonl").exists() is control
+        if control:
+            assert len(await named(off, "serve model")) == 1
+            return
+        async for workflow in off.client.list_workflows():
+            history = await off.client.get_workflow_handle(workflow.id, run_id=workflow.run_id).fetch_history()
+            headers = [event for event in history.events if "_tracer-data" in str(event)]
+            assert headers == [], workflow.id
+
+
+async def test_every_history_of_a_life_replays(running: System) -> None:
+    await (await running.serve()).result()
+    running.kill("n1")
+    running.start_agent("n1")
+    await (await running.serve(replicas=2)).result()
+    await (await running.job({"kind": "remove", "name": "tiny"})).result()
+    histories: list[WorkflowHistory] = []
+    async for workflow in running.client.list_workflows():
+        handle = running.client.get_workflow_handle(workflow.id, run_id=workflow.run_id)
+        histories.append(await handle.fetch_history())
+    kinds = {history.events[0].workflow_execution_started_event_attributes.workflow_type.name for history in histories}
+    assert kinds == {
+        contract.MODEL_JOB_WORKFLOW,
+        contract.FLEET_WORKFLOW,
+        contract.RECONCILE_WORKFLOW,
+        contract.REPLICA_WORKFLOW,
+        contract.NODE_WORKFLOW,
+    }
+    replayer = Replayer(workflows=WORKFLOWS, plugins=[llmgw_plugin()])
+    for history in histories:
+        await replayer.replay_workflow(history)

@@ -1,0 +1,1 @@
+"""A toy agent for the tests of `ctl up`."""

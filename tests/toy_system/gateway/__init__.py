@@ -1,0 +1,1 @@
+"""A toy gateway for the tests of `ctl up`."""
