@@ -11,18 +11,19 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from activities.check import Check
-from activities.mirror import Mirror
-from activities.registry import Registry
-from activities.smoke import Smoke
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.worker import Worker
 
 from activities import contract
+from activities.check import Check
+from activities.mirror import Mirror
 from activities.place import Place
+from activities.registry import Registry
+from activities.smoke import Smoke
 from runtime import tracing
 from runtime.config import ConfigError, ServerConfig, load
+from runtime.process import run_and_exit
 from runtime.temporal import UnreachableError, connect, register_search_attributes
 from workflows import WORKFLOWS
 from workflows.calls import TASK_TIMEOUT
@@ -57,18 +58,17 @@ def make_worker(client: Client, config: ServerConfig, *, max_cached_workflows: i
 
 
 async def start_fleet(client: Client, config: ServerConfig) -> None:
-    """Make sure the cell's Fleet runs, with the policy of this configuration."""
-    fleet = await client.start_workflow(
+    """Make sure the cell's Fleet runs and has the policy of this configuration, in one call: signal with start."""
+    await client.start_workflow(
         contract.FLEET_WORKFLOW,
         {"cell": config.cell},
         id=contract.fleet_id(config.cell),
         task_queue=contract.CONTROL_QUEUE,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        start_signal=contract.SIGNAL_CONFIGURE,
+        start_signal_args=[contract.ConfigureArg(policy=config.fleet.policy())],
         task_timeout=TASK_TIMEOUT,
         static_summary=f"the fleet of cell {config.cell}",
-    )
-    await fleet.execute_update(
-        contract.UPDATE_CONFIGURE, contract.ConfigureArg(policy=config.fleet.policy()), result_type=contract.Done
     )
 
 
@@ -123,4 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit(main)

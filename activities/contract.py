@@ -383,7 +383,8 @@ UPDATE_REMOVE = "remove"
 UPDATE_SCALE = "scale"
 UPDATE_CORDON = "cordon"
 UPDATE_UNCORDON = "uncordon"
-UPDATE_CONFIGURE = "configure"
+# signal, from worker.py at its start
+SIGNAL_CONFIGURE = "configure"
 # update, for the pass
 UPDATE_COMMIT = "commit"
 # queries

@@ -173,7 +173,7 @@ class _Pass:
         # Those that cost least to lose go first: not yet serving, then the youngest.
         surplus.sort(key=lambda replica: (replica.state is ReplicaState.SERVING, -replica.since, replica.id))
         for replica in surplus[: max(0, len(surplus) - model.spec.replicas)]:
-            self._send_off(StepKind.SCALE_DOWN, replica, f"{model.spec.replicas} replicas are wanted")
+            self._send_off(StepKind.SCALE_DOWN, replica, f"wanted {model.spec.replicas}, there are {len(surplus)}")
         for replica in replicas:
             self._send_off_drained(replica)
 
@@ -197,7 +197,7 @@ class _Pass:
         )
         for offset in range(model.spec.replicas - filled):
             name = f"{model.spec.id}-{model.next_ordinal + offset}"
-            reason = f"{model.spec.replicas} replicas are wanted, {filled + offset} exist"
+            reason = f"wanted {model.spec.replicas}, there are {filled + offset}"
             if not self._place(StepKind.SCALE_UP, model, name, reason):
                 return  # the next one would get the same answer
 

@@ -91,7 +91,8 @@ def steps_table(title: str, rows: Iterable[Row]) -> str:
     """A job's steps as a Markdown table, for the web UI's current details."""
     lines = [f"**{markdown(title)}**", "", "| step | state | took | detail |", "| --- | --- | --- | --- |"]
     for row in rows:
-        took = duration(row.ended_at - row.started_at) if row.ended_at else ""
+        # No-break spaces: the web UI's narrow columns would part the number from its unit.
+        took = duration(row.ended_at - row.started_at).replace(" ", "\u00a0") if row.ended_at else ""
         lines.append(f"| {row.name} | {row.state} | {took} | {markdown(row.detail)} |")
     return "\n".join(lines)
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.worker import (
     ActivityInboundInterceptor,
     ActivityOutboundInterceptor,
@@ -15,6 +16,8 @@ from temporalio.worker import (
 )
 
 from fleet.reasons import LlmgwError
+
+log = logging.getLogger("llmgw.activity")
 
 BEAT_SHARE = 0.25
 """Of the heartbeat timeout, between beats. The SDK sends one each 0.8 of the timeout at most; more calls are free."""
@@ -56,6 +59,8 @@ class _Inbound(ActivityInboundInterceptor):
             async with self._beating():
                 return await super().execute_activity(input)
         except LlmgwError as error:
+            info = activity.info()
+            log.warning("%s of %s: %s", info.activity_type, info.workflow_id, error.failure.line)
             raise application_error(error) from error
 
     @contextlib.asynccontextmanager
@@ -78,8 +83,15 @@ class _Inbound(ActivityInboundInterceptor):
 
 
 def application_error(error: LlmgwError) -> ApplicationError:
-    """The failure as Temporal carries it: type = reason, the Failure as its one detail."""
+    """The failure as Temporal carries it: type = reason, the Failure as its one detail.
+
+    Benign, so that the SDK does not log a stack trace for what has a name; our own line was logged already.
+    """
     failure = error.failure
     return ApplicationError(
-        failure.detail, failure.model_dump(mode="json"), type=failure.reason.value, non_retryable=not failure.retryable
+        failure.detail,
+        failure.model_dump(mode="json"),
+        type=failure.reason.value,
+        non_retryable=not failure.retryable,
+        category=ApplicationErrorCategory.BENIGN,
     )

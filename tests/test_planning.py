@@ -57,8 +57,8 @@ def test_a_new_model_is_placed_and_the_second_pass_is_quiet() -> None:
     state = fleet({"n1": inventory(), "n2": inventory()}, spec("m", replicas=2))
     decided = plan(state, 10.0)
     assert text(decided) == [
-        "scale up m-0: 2 replicas are wanted, 0 exist → m goes to n1 (best of 2 that fit)",
-        "scale up m-1: 2 replicas are wanted, 1 exist → m goes to n2 (best of 2 that fit)",
+        "scale up m-0: wanted 2, there are 0 → m goes to n1 (best of 2 that fit)",
+        "scale up m-1: wanted 2, there are 1 → m goes to n2 (best of 2 that fit)",
     ]
     placed = commit(state, decided, 10.0)
     assert [(r.id, r.nodes, r.state, r.generation) for r in placed.replicas.values()] == [
@@ -101,13 +101,13 @@ def test_a_refusal_is_said_once_and_again_when_it_changes() -> None:
     grown = node_joined(refused, "n2", "i", inventory(memory=GIB // 2), 12.0)
     assert len(plan(grown, 13.0).steps) == 1
     roomy = node_joined(refused, "n2", "i", inventory(), 12.0)
-    assert text(plan(roomy, 13.0)) == ["scale up big-0: 1 replicas are wanted, 0 exist → big goes to n2"]
+    assert text(plan(roomy, 13.0)) == ["scale up big-0: wanted 1, there are 0 → big goes to n2"]
 
 
 def test_no_node_at_all_is_a_sentence() -> None:
     decided = plan(fleet({}, spec("m")), 10.0)
     assert text(decided) == [
-        "scale up m-0: 1 replicas are wanted, 0 exist → 0/0 nodes fit m: no node has joined the fleet"
+        "scale up m-0: wanted 1, there are 0 → 0/0 nodes fit m: no node has joined the fleet"
     ]
 
 
@@ -168,8 +168,8 @@ def test_scale_down_drains_the_youngest_that_serves_last() -> None:
     state = after(scale(state, "m", 3), 12.0)
     state = scale(state, "m", 1)
     assert text(plan(state, 20.0)) == [
-        "stop replica m-2: 1 replicas are wanted",
-        "scale down m-0: 1 replicas are wanted",
+        "stop replica m-2: wanted 1, there are 3",
+        "scale down m-0: wanted 1, there are 3",
     ]
 
 
@@ -235,9 +235,9 @@ def test_a_start_nobody_acknowledged_is_sent_again() -> None:
 def test_what_is_not_wanted_any_more_is_stopped_and_never_started_again() -> None:
     # Found by the state machine: the start was sent again in one pass and stopped in the next.
     unacknowledged = scale(after(fleet({"n1": inventory()}, spec("m"))), "m", 0)
-    assert text(plan(unacknowledged, 100.0)) == ["stop replica m-0: 0 replicas are wanted"]
+    assert text(plan(unacknowledged, 100.0)) == ["stop replica m-0: wanted 0, there are 1"]
     broken = scale(failed(after(fleet({"n1": inventory()}, spec("m"))), "m-0", Reason.EXITED, 20.0), "m", 0)
-    assert text(plan(broken, 100.0)) == ["stop replica m-0: 0 replicas are wanted"]
+    assert text(plan(broken, 100.0)) == ["stop replica m-0: wanted 0, there are 1"]
 
 
 def test_a_refusal_is_said_as_things_stand_after_the_pass() -> None:

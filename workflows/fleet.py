@@ -276,12 +276,11 @@ class Fleet:
         self._take(transitions.cordon(self._state, name, cordoned, workflow.time()), f"node {name} is {word}")
         return Done(sentence=f"node {name} is {word}")
 
-    @workflow.update(name=contract.UPDATE_CONFIGURE)
-    def configure(self, arg: ConfigureArg) -> Done:
+    @workflow.signal(name=contract.SIGNAL_CONFIGURE)
+    def configure(self, arg: ConfigureArg) -> None:
         """Take the policy of server.yaml."""
         if arg.policy != self._state.policy:
             self._take(transitions.configure(self._state, arg.policy), "the policy changed")
-        return Done(sentence="the policy is in force")
 
     # -- the pass -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Only the OpenTelemetry API is used. While tracing is off every span is the no-op
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -41,7 +41,7 @@ def span(
         start_time=start_ns if start_ns is not None else workflow.time_ns(),
     )
     try:
-        with trace.use_span(opened, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        with within(trace.set_span_in_context(opened)):
             yield opened
     except BaseException as error:
         if is_cancelled_exception(error):
@@ -98,9 +98,12 @@ def span_context(parent: str) -> SpanContext | None:
 
 @contextmanager
 def within(captured: Context) -> Iterator[None]:
-    """Work in the context in which something was asked, such as the signal that said stop."""
+    """Work in a context, such as that of the signal that said stop."""
     token = otel_context.attach(captured)
     try:
         yield
     finally:
-        otel_context.detach(token)
+        # When the worker lets go of a workflow, its coroutines are closed from elsewhere: the token then belongs to
+        # a context that is gone, and there is nothing to restore.
+        with suppress(ValueError):
+            token.var.reset(token)
