@@ -12,6 +12,9 @@ from fleet.spec import Format, ModelFile, ResolvedModel, safe_id
 MAX_PATH = 1000
 """Characters of a file's path in a repo: well below what Linux takes (4096 bytes) once a directory stands before it."""
 
+MAX_NAME = 180
+"""Characters of a default name, so that it stays within `fleet.spec.ModelName` with a variant behind it."""
+
 CONFIG_FILES = frozenset(
     {
         "added_tokens.json",
@@ -105,7 +108,8 @@ def default_name(ref: RepoRef) -> str:
         path = urlsplit(ref.location).path if ref.scheme == "https" else ref.location
         name = unquote(path.rstrip("/").rpartition("/")[2]) if ref.scheme == "https" else path.rpartition("/")[2]
         name = _QUANT.sub("", _stem(name))
-    return f"{name}-{ref.variant}".lower() if ref.variant else name.lower() or "model"
+    name = name[:MAX_NAME].lower() or "model"
+    return f"{name}-{ref.variant.lower()}" if ref.variant else name
 
 
 def weights_id(resolved: ResolvedModel) -> str:
@@ -133,11 +137,23 @@ def choose_files(files: Sequence[ModelFile], variant: str = "") -> Choice:
     if ggufs:
         example = min(ggufs, key=len)
         raise StepError(
-            Reason.NO_WEIGHTS, f"{len(ggufs)} GGUF variants are there, name one as `repo:{example}`: {_list(ggufs)}"
+            Reason.NO_WEIGHTS,
+            f"{len(ggufs)} GGUF variants are there: name one (`repo:{example}`, or the file itself): {_list(ggufs)}",
         )
     pickled = [file.path for file in files if file.path.endswith((".bin", ".pt", ".pth"))]
     detail = f"only pickled weights, which can run code ({_list(pickled)})" if pickled else f"{len(files)} files"
     raise StepError(Reason.NO_WEIGHTS, f"the repo has no GGUF and no safetensors, but {detail}")
+
+
+def shards_beside(name: str, others: Iterable[str]) -> list[str]:
+    """The files that belong to the one named: all shards of its set, or itself alone."""
+    shard = _SHARD.match(name)
+    if not shard:
+        return [name]
+    wanted = (shard["stem"], shard["count"])
+    return sorted(
+        other for other in others if (found := _SHARD.match(other)) and (found["stem"], found["count"]) == wanted
+    )
 
 
 def check_path(path: str) -> None:
@@ -222,7 +238,7 @@ def _url(text: str) -> RepoRef:
 def _hub(text: str, rest: str) -> RepoRef:
     rest, colon, variant = rest.partition(":")
     name, at, revision = rest.partition("@")
-    if not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
+    if "://" in text or not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
         raise _bad_repo(text, "is no repo: write org/name, hf:org/name@revision, file:/path or https://host/x.gguf")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise _bad_repo(text, "has a revision that is not a branch, a tag or a commit")

@@ -1,0 +1,108 @@
+"""Downloads from a real HTTP server that cuts, lies, refuses and fails."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.reasons import Reason
+from tests.stub_hub import Fault, Hub, stub_hub
+from tests.transfers import DATA, MIB, bring, failure, holds
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "m-1"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with stub_hub(DATA) as served:
+        yield served
+
+
+async def test_http_files_arrive(hub: Hub, target: Path) -> None:
+    assert (await bring(DATA, hub.url, target)).copied_bytes == sum(map(len, DATA.values()))
+    assert holds(target, DATA)
+    assert all(headers["accept-encoding"] == "identity" for headers in hub.asked(""))
+
+
+async def test_cut_connection_is_resumed(hub: Hub, target: Path) -> None:
+    hub.faults.append(Fault("resolve", 2, cut_after=4 * MIB))
+    fetched = await bring(DATA, hub.url, target)
+    assert fetched.copied_bytes == sum(map(len, DATA.values()))
+    assert [headers.get("range") for headers in hub.asked("model.gguf")] == [
+        None,
+        f"bytes={4 * MIB}-",
+        f"bytes={8 * MIB}-",
+    ]
+    assert holds(target, DATA)
+
+
+async def test_server_without_ranges_is_asked_from_the_start(hub: Hub, target: Path) -> None:
+    hub.ranges = False
+    hub.faults.append(Fault("resolve", 1, cut_after=4 * MIB))
+    await bring(DATA, hub.url, target)
+    assert holds(target, DATA)
+
+
+async def test_errors_that_pass_are_waited_out(hub: Hub, target: Path) -> None:
+    hub.faults += [Fault("resolve", 1, status=500), Fault("resolve", 1, status=429, headers={"Retry-After": "0"})]
+    await bring(DATA, hub.url, target)
+    assert holds(target, DATA)
+
+
+async def test_one_wrong_answer_is_fetched_again_alone(hub: Hub, target: Path) -> None:
+    hub.faults.append(Fault("resolve", 1, flip=True))
+    await bring(DATA, hub.url, target)
+    assert holds(target, DATA)
+    assert len(hub.asked("model.gguf")) == 2
+    assert len(hub.asked("100%")) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "says"),
+    [
+        (Fault("resolve", 99, status=401), Reason.REPO_FORBIDDEN, "answers 401 for model.gguf"),
+        (Fault("resolve", 99, status=403), Reason.REPO_FORBIDDEN, "answers 403 for model.gguf"),
+        (Fault("resolve", 99, status=404), Reason.WEIGHTS_MISSING, "has no model.gguf"),
+        (
+            Fault("resolve", 99, status=503),
+            Reason.HUB_UNREACHABLE,
+            "gave 0 of 9437201 bytes of model.gguf, then: status 503",
+        ),
+        (Fault("resolve", 99, cut_after=0), Reason.HUB_UNREACHABLE, "gave 0 of 9437201 bytes of model.gguf"),
+        (Fault("resolve", 99, flip=True), Reason.WEIGHTS_CORRUPT, "model.gguf has the SHA-256"),
+    ],
+)
+async def test_errors_that_stay_are_named(hub: Hub, target: Path, fault: Fault, reason: Reason, says: str) -> None:
+    hub.faults.append(fault)
+    found, detail = await failure(asyncio.ensure_future(bring(DATA, hub.url, target)))
+    assert found is reason
+    assert says in detail
+    assert "secret-in-the-body" not in detail
+    assert not target.exists()
+
+
+async def test_other_size_than_listed_is_refused_before_its_bytes(hub: Hub, target: Path) -> None:
+    hub.files["model.gguf"] = DATA["model.gguf"] + b"x"
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, hub.url, target)))
+    assert reason is Reason.WEIGHTS_CORRUPT
+    assert "has 9437202 bytes for model.gguf, 9437201 are expected" in detail
+
+
+async def test_nobody_listens(target: Path) -> None:
+    with stub_hub(DATA) as gone:
+        pass
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, gone.url, target)))
+    assert reason is Reason.HUB_UNREACHABLE
+    assert gone.url.removeprefix("http://") in detail
+
+
+async def test_failure_that_may_pass_keeps_what_came(hub: Hub, target: Path) -> None:
+    hub.faults += [Fault("resolve", 1, cut_after=5 * MIB), Fault("resolve", 5, status=500)]
+    assert (await failure(asyncio.ensure_future(bring(DATA, hub.url, target))))[0] is Reason.HUB_UNREACHABLE
+    fetched = await bring(DATA, hub.url, target)
+    assert fetched.copied_bytes == sum(map(len, DATA.values())) - 5 * MIB
+    assert holds(target, DATA)

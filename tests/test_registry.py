@@ -1,0 +1,238 @@
+"""Resolving repos: local files, a stub hub asked by the real huggingface_hub client, and a plain URL."""
+
+import os
+import pwd
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.contract import ResolveRequest
+from activities.registry import Registry
+from fleet.reasons import Reason, StepError
+from fleet.spec import Format, ResolvedModel
+from runtime.config import HubConfig
+from tests.stub_hub import COMMIT, Fault, Hub, stub_hub
+
+GGUF = b"GGUF-for-the-registry-any-bytes-do"
+FILES = {"m-Q4_0.gguf": GGUF, "m-Q8_0.gguf": GGUF + b"8", "README.md": b"# m"}
+SAFE = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "run.py": b"evil"}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with stub_hub(FILES) as served:
+        yield served
+
+
+async def resolve(repo: str, endpoint: str = "http://127.0.0.1:9", token: Path | None = None) -> ResolvedModel:
+    registry = Registry(HubConfig(endpoint=endpoint, token_file=token))
+    found: ResolvedModel = await ActivityEnvironment().run(registry.resolve_model, ResolveRequest(repo=repo))
+    return found
+
+
+async def refusal(repo: str, endpoint: str = "http://127.0.0.1:9", token: Path | None = None) -> tuple[Reason, str]:
+    with pytest.raises(StepError) as caught:
+        await resolve(repo, endpoint, token)
+    return caught.value.failure.reason, caught.value.failure.detail
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+async def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "My model 100%.gguf"
+    path.write_bytes(GGUF)
+    found = await resolve(f"file:{path}")
+    assert (found.repo, found.format, found.entry) == (f"file:{path}", Format.GGUF, path.name)
+    assert [(file.path, file.size, file.sha256, file.url) for file in found.files] == [
+        (path.name, len(GGUF), "", path.as_uri())
+    ]
+    assert len(found.revision) == 12
+    assert await resolve(str(path)) == found
+
+
+async def test_revision_of_a_file_changes_with_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF)
+    before = (await resolve(f"file:{path}")).revision
+    os.utime(path, ns=(1, 1))
+    touched = (await resolve(f"file:{path}")).revision
+    path.write_bytes(GGUF + b"x")
+    os.utime(path, ns=(1, 1))
+    longer = (await resolve(f"file:{path}")).revision
+    assert len({before, touched, longer}) == 3
+
+
+async def test_shards_of_a_file_come_along(tmp_path: Path) -> None:
+    names = [f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in [*names, "other.gguf"]:
+        (tmp_path / name).write_bytes(GGUF)
+    found = await resolve(f"file:{tmp_path}/{names[0]}")
+    assert [file.path for file in found.files] == names
+
+
+async def test_directory_like_a_hub_cache(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    model = tmp_path / "snapshot"
+    for directory in (blobs, model, model / "loop"):
+        directory.mkdir()
+    for name, data in SAFE.items():
+        (blobs / name).write_bytes(data)
+        (model / name).symlink_to(blobs / name)
+    (model / "loop" / "again").symlink_to(model)
+    os.mkfifo(model / "pipe.safetensors")
+    (model / "dangling.safetensors").symlink_to(model / "none")
+    found = await resolve(f"file:{model}")
+    assert [file.path for file in found.files] == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (found.format, found.entry) == (Format.SAFETENSORS, "")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason", "says"),
+    [
+        (lambda path: None, Reason.REPO_NOT_FOUND, "m.gguf does not exist on the worker"),
+        (lambda path: path.mkdir(), Reason.NO_WEIGHTS, "no GGUF and no safetensors"),
+        (lambda path: os.mkfifo(path), Reason.BAD_INPUT, "neither a file nor a directory"),
+    ],
+)
+async def test_path_that_is_no_model(tmp_path: Path, make: Callable[[Path], None], reason: Reason, says: str) -> None:
+    make(tmp_path / "m.gguf")
+    found, detail = await refusal(f"file:{tmp_path}/m.gguf")
+    assert (found, says in detail) == (reason, True), detail
+
+
+async def test_unreadable_file(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user, and root alone can read everything")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF)
+    path.chmod(0o600)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        answer = await refusal(f"file:{path}")
+    finally:
+        os.seteuid(0)
+    assert answer == (Reason.WEIGHTS_UNREADABLE, f"{path} cannot be read: Permission denied")
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------------
+
+
+async def test_hub_gives_commit_sizes_and_hashes(hub: Hub) -> None:
+    found = await resolve("org/name:Q8_0", hub.url)
+    assert (found.repo, found.revision, found.entry) == ("hf:org/name", COMMIT, "m-Q8_0.gguf")
+    (file,) = found.files
+    assert (file.size, len(file.sha256)) == (len(GGUF) + 1, 64)
+    assert file.url == f"{hub.url}/org/name/resolve/{COMMIT}/m-Q8_0.gguf"
+    assert await resolve(f"hf:org/name@{COMMIT}:Q8_0", hub.url) == found
+
+
+async def test_hub_safetensors_leave_code_out(hub: Hub) -> None:
+    hub.files = dict(SAFE)
+    found = await resolve("org/name@main", hub.url)
+    assert [(file.path, bool(file.sha256)) for file in found.files] == [
+        ("config.json", False),
+        ("model.safetensors", True),
+        ("tokenizer.json", False),
+    ]
+
+
+async def test_token_is_sent_where_configured_and_never_told(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_very_secret"
+    token = tmp_path / "token"
+    token.write_text("hf_very_secret\n")
+    found = await resolve("org/name:Q4_0", hub.url, token)
+    assert "secret" not in found.model_dump_json()
+    assert hub.asked("/api/")[-1]["authorization"] == "Bearer hf_very_secret"
+    reason, detail = await refusal("org/name:Q4_0", hub.url)
+    assert (reason, detail) == (Reason.REPO_FORBIDDEN, f"org/name is gated or disabled on {hub.url}")
+    assert "authorization" not in hub.asked("/api/")[-1]
+
+
+async def test_token_file_that_cannot_be_read(hub: Hub, tmp_path: Path) -> None:
+    reason, detail = await refusal("org/name:Q4_0", hub.url, tmp_path / "none")
+    assert (reason, detail) == (Reason.REPO_FORBIDDEN, f"the token file {tmp_path}/none cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("repo", "reason", "says"),
+    [
+        ("org/other", Reason.REPO_NOT_FOUND, "org/other is not on http://"),
+        ("org/name@v9", Reason.REPO_NOT_FOUND, "org/name@v9: the repo has no such revision on http://"),
+        ("org/name", Reason.NO_WEIGHTS, "2 GGUF variants are there"),
+        ("org/name:Q2_K", Reason.NO_WEIGHTS, "no GGUF variant Q2_K"),
+        ("not a repo", Reason.BAD_INPUT, "is no repo"),
+    ],
+)
+async def test_hub_says_no(hub: Hub, repo: str, reason: Reason, says: str) -> None:
+    found, detail = await refusal(repo, hub.url)
+    assert found is reason
+    assert says in detail
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "says"),
+    [
+        (Fault("api", 9, status=401), Reason.REPO_FORBIDDEN, ""),
+        (Fault("api", 9, status=403), Reason.REPO_FORBIDDEN, "answers 403 for org/name"),
+        (Fault("api", 9, status=403, headers={"X-Error-Code": "GatedRepo"}), Reason.REPO_FORBIDDEN, "is gated"),
+        (Fault("api", 9, status=404), Reason.REPO_NOT_FOUND, "org/name is not on"),
+        (Fault("api", 9, status=429, headers={"Retry-After": "17"}), Reason.HUB_UNREACHABLE, "asks to wait 17 s"),
+        (Fault("api", 9, status=500), Reason.HUB_UNREACHABLE, "answers 500 for org/name"),
+    ],
+)
+async def test_hub_faults_are_reasons(hub: Hub, fault: Fault, reason: Reason, says: str) -> None:
+    hub.faults.append(fault)
+    found, detail = await refusal("org/name", hub.url)
+    assert found is reason, detail
+    assert says in detail
+    assert "secret-in-the-body" not in detail
+
+
+async def test_hub_that_is_not_there() -> None:
+    with stub_hub({}) as gone:
+        pass
+    reason, detail = await refusal("org/name", gone.url)
+    assert (reason, detail) == (Reason.HUB_UNREACHABLE, f"{gone.url} does not answer for org/name (ConnectError)")
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd.gguf", "/etc/passwd.gguf", "a\\b.gguf"])
+async def test_hostile_paths_of_a_repo(hub: Hub, path: str) -> None:
+    hub.files = {path: GGUF}
+    assert (await refusal("org/name", hub.url))[0] is Reason.BAD_INPUT
+
+
+# -- a URL ------------------------------------------------------------------------------------------------------------
+
+
+async def test_url(hub: Hub) -> None:
+    url = f"{hub.url}/m-Q4_0.gguf"
+    found = await resolve(url)
+    assert (found.repo, found.entry, found.files[0].size, found.files[0].url) == (url, "m-Q4_0.gguf", len(GGUF), url)
+    hub.files["m-Q4_0.gguf"] = GGUF[::-1]
+    assert (await resolve(url)).revision != found.revision
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (401, Reason.REPO_FORBIDDEN),
+        (403, Reason.REPO_FORBIDDEN),
+        (404, Reason.REPO_NOT_FOUND),
+        (429, Reason.HUB_UNREACHABLE),
+        (500, Reason.HUB_UNREACHABLE),
+    ],
+)
+async def test_url_faults(hub: Hub, status: int, reason: Reason) -> None:
+    hub.faults.append(Fault("resolve", 9, status=status))
+    assert (await refusal(f"{hub.url}/m.gguf"))[0] is reason
+
+
+async def test_url_nobody_answers() -> None:
+    with stub_hub({}) as gone:
+        pass
+    assert (await refusal(f"{gone.url}/m.gguf"))[0] is Reason.HUB_UNREACHABLE

@@ -1,0 +1,113 @@
+"""The smoke test against a real HTTP server that answers as engines do, and as broken ones do."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.contract import SmokeRequest, SmokeResult
+from activities.smoke import Smoke
+from fleet.reasons import Reason, StepError
+
+
+def completion(text: object, **more: object) -> bytes:
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], **more}).encode()
+
+
+@contextmanager
+def engine(status: int, body: bytes, asked: list[dict[str, Any]], hold: threading.Event | None = None) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append({"path": self.path, **request})
+            if hold is not None:
+                hold.wait(30)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            try:
+                self.wfile.write(body)
+            except ConnectionError:
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        if hold is not None:
+            hold.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def ask(endpoint: str, smoke: Smoke | None = None) -> SmokeResult:
+    request = SmokeRequest(endpoint=endpoint, model="m")
+    result: SmokeResult = await ActivityEnvironment().run((smoke or Smoke()).smoke_test, request)
+    return result
+
+
+async def refusal(endpoint: str, smoke: Smoke | None = None) -> str:
+    with pytest.raises(StepError) as caught:
+        await ask(endpoint, smoke)
+    assert caught.value.failure.reason is Reason.SMOKE_TEST_FAILED
+    return caught.value.failure.detail
+
+
+async def test_answer_and_speed() -> None:
+    asked: list[dict[str, Any]] = []
+    with engine(200, completion(" Paris. ", usage={"completion_tokens": 12}), asked) as endpoint:
+        result = await ask(f"{endpoint}/")
+    assert (result.answer, result.completion_tokens) == ("Paris.", 12)
+    assert result.tokens_per_second == pytest.approx(12 / result.seconds)
+    assert asked[0]["path"] == "/v1/chat/completions"
+    assert (asked[0]["model"], asked[0]["max_tokens"], asked[0]["temperature"]) == ("m", 48, 0)
+
+
+async def test_answer_without_usage_still_counts() -> None:
+    with engine(200, completion("Paris."), []) as endpoint:
+        result = await ask(endpoint)
+    assert (result.answer, result.completion_tokens, result.tokens_per_second) == ("Paris.", 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (503, b'{"error": "Loading model"}', 'answered 503: {"error": "Loading model"}'),
+        (500, b"x" * 5000, f"answered 500: {'x' * 200}"),
+        (404, b"", "answered 404: (nothing)"),
+        (200, b"<html>", "answered 200 with something else than a completion: <html>"),
+        (200, b"[]", "something else than a completion"),
+        (200, b'{"choices": []}', "something else than a completion"),
+        (200, completion(""), "answered 200 with an empty text"),
+        (200, completion(None), "answered 200 with an empty text"),
+    ],
+)
+async def test_no_answer_is_a_sentence(status: int, body: bytes, says: str) -> None:
+    with engine(status, body, []) as endpoint:
+        detail = await refusal(endpoint)
+    assert says in detail
+    assert detail.startswith(f"m at {endpoint} ")
+    assert len(detail) < 350
+
+
+async def test_silence_has_an_end() -> None:
+    with engine(200, completion("late"), [], threading.Event()) as endpoint:
+        assert await refusal(endpoint, Smoke(timeout_s=0.3)) == f"m at {endpoint} did not answer within 0.3 s"
+
+
+async def test_nobody_listens() -> None:
+    with engine(200, b"", []) as gone:
+        pass
+    assert f"m at {gone} could not be asked" in await refusal(gone)

@@ -1,0 +1,274 @@
+"""Transfers with real files, a real HTTP server, a real full disk and a real kill."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.reasons import Reason
+from fleet.spec import ModelFile
+from runtime.transfer import LOCK_POLL_S, MANIFEST, fetch, verified
+from tests.stub_hub import Fault, stub_hub
+from tests.transfers import DATA, MIB, bring, content, failure, holds, left, listed, nothing, write
+from tests.waiting import until
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return write(tmp_path / "source", DATA).as_uri()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "m-1"
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+async def test_files_arrive_whole_with_their_hashes(source: str, target: Path, hashes: bool) -> None:
+    seen: list[tuple[int, int]] = []
+    fetched = await bring(DATA, source, target, hashes=hashes, progress=lambda done, total: seen.append((done, total)))
+    assert holds(target, DATA)
+    assert [file.sha256 for file in fetched.files] == [file.sha256 for file in listed(DATA)]
+    total = sum(map(len, DATA.values()))
+    assert fetched.copied_bytes == total
+    assert seen == sorted(seen)
+    assert seen[-1] == (total, total)
+    assert left(target) == {"m-1"}
+    assert verified(target, listed(DATA))
+
+
+async def test_second_fetch_copies_nothing_and_needs_no_source(source: str, target: Path) -> None:
+    await bring(DATA, source, target)
+    again = await bring(DATA, "file:///nowhere", target, hashes=False)
+    assert again.copied_bytes == 0
+    assert [file.sha256 for file in again.files] == [file.sha256 for file in listed(DATA)]
+
+
+async def test_two_callers_copy_once(source: str, target: Path) -> None:
+    both = await asyncio.gather(bring(DATA, source, target), bring(DATA, source, target))
+    assert sorted(each.copied_bytes for each in both) == [0, sum(map(len, DATA.values()))]
+    assert holds(target, DATA)
+
+
+@pytest.mark.parametrize("manifest", ["gone", "damaged"])
+async def test_without_manifest_files_are_hashed_and_only_the_wrong_one_is_fetched(
+    source: str, target: Path, manifest: str
+) -> None:
+    await bring(DATA, source, target)
+    (target / MANIFEST).unlink()
+    if manifest == "damaged":
+        (target / MANIFEST).write_text('{"files": [7')
+    spoiled = bytearray(DATA["sub dir/100%.json"])
+    spoiled[5] ^= 1
+    (target / "sub dir/100%.json").write_bytes(spoiled)
+    (target / "stray.bin").write_bytes(b"x")
+    kept = (target / "model.gguf").stat().st_ino
+    fetched = await bring(DATA, source, target)
+    assert holds(target, DATA)
+    assert fetched.copied_bytes == len(spoiled)
+    assert (target / "model.gguf").stat().st_ino == kept
+    assert left(target) == {"m-1"}
+
+
+async def test_wrong_size_is_seen_and_the_open_file_of_an_engine_is_left_alone(source: str, target: Path) -> None:
+    await bring(DATA, source, target)
+    with (target / "model.gguf").open("r+b") as engine:
+        engine.truncate(100)
+        assert not verified(target, listed(DATA))
+        await bring(DATA, source, target)
+        engine.seek(0)
+        assert len(engine.read()) == 100
+    assert holds(target, DATA)
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\\b", "a\nb", MANIFEST])
+async def test_hostile_path_is_refused_before_anything_is_made(tmp_path: Path, path: str) -> None:
+    target = tmp_path / "cache" / "m"
+    work = fetch([ModelFile(path=path, size=1)], lambda file: "file:///x", target, keep_free=0, progress=nothing)
+    reason, _ = await failure(asyncio.ensure_future(work))
+    assert reason is Reason.BAD_INPUT
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_symlink_in_the_partial_directory_is_not_followed(tmp_path: Path, source: str, target: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    victim = outside / "victim"
+    victim.write_bytes(b"keep me")
+    partial = target.with_name("m-1.partial")
+    partial.mkdir(parents=True)
+    (partial / "sub dir").symlink_to(outside)
+    (partial / "model.gguf").symlink_to(victim)
+    await bring(DATA, source, target)
+    assert victim.read_bytes() == b"keep me"
+    assert list(outside.iterdir()) == [victim]
+    assert holds(target, DATA)
+
+
+async def test_missing_source(target: Path, tmp_path: Path) -> None:
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, (tmp_path / "none").as_uri(), target)))
+    assert reason is Reason.WEIGHTS_MISSING
+    assert "none/model.gguf" in detail
+    assert left(target) == set()
+
+
+async def test_source_of_another_size_or_kind(target: Path, tmp_path: Path) -> None:
+    base = write(tmp_path / "s", {**DATA, "model.gguf": b"short"})
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, base.as_uri(), target)))
+    assert (reason, "has 5 bytes" in detail) == (Reason.WEIGHTS_CORRUPT, True)
+    (base / "model.gguf").unlink()
+    os.mkfifo(base / "model.gguf")
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, base.as_uri(), target)))
+    assert (reason, "is not a regular file" in detail) == (Reason.WEIGHTS_UNREADABLE, True)
+
+
+async def test_wrong_bytes_are_fetched_again_once_then_named(target: Path, tmp_path: Path) -> None:
+    spoiled = b"x" + DATA["model.gguf"][1:]
+    base = write(tmp_path / "s", {**DATA, "model.gguf": spoiled})
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, base.as_uri(), target)))
+    assert reason is Reason.WEIGHTS_CORRUPT
+    assert detail.startswith("model.gguf has the SHA-256")
+    assert not target.exists()
+    await bring(DATA, write(tmp_path / "s", DATA).as_uri(), target)
+    assert holds(target, DATA)
+
+
+# -- the disk ---------------------------------------------------------------------------------------------------------
+
+
+async def test_disk_too_small_is_refused_before_the_first_byte(source: str, target: Path) -> None:
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, source, target, keep_free=2**60)))
+    assert reason is Reason.DISK_FULL
+    assert detail.startswith(f"{target}: needs 9.0 MiB, ")
+    assert left(target) == set()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    tool, undo = shutil.which("mount"), shutil.which("umount")
+    if tool is None or undo is None or os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    done = subprocess.run([tool, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"this machine does not let us mount: {done.stderr.decode().strip()}")
+    try:
+        yield mount
+    finally:
+        subprocess.run([undo, "-l", str(mount)], check=True)
+
+
+async def test_full_disk(small_disk: Path, source: str) -> None:
+    target = small_disk / "m"
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, source, target)))
+    assert (reason, detail) == (Reason.DISK_FULL, f"{target}: needs 9.0 MiB, 1 MiB is free")
+    assert left(target) == set()
+
+
+async def test_disk_that_fills_up_meanwhile(small_disk: Path, tmp_path: Path) -> None:
+    data = {name: content(name, 300_000) for name in ("a", "b", "c")}
+    base = write(tmp_path / "s", data).as_uri()
+    target = small_disk / "m"
+    hog = small_disk / "hog"
+
+    def fill(done: int, total: int) -> None:
+        if not hog.exists():
+            hog.write_bytes(bytes(600_000))
+
+    reason, detail = await failure(asyncio.ensure_future(bring(data, base, target, progress=fill)))
+    assert reason is Reason.DISK_FULL
+    assert "the disk filled up meanwhile" in detail
+    assert left(target) == {"hog"}
+    hog.unlink()
+    assert (await bring(data, base, target)).copied_bytes == 900_000
+
+
+async def test_place_that_cannot_be_written(tmp_path: Path, source: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    reason, detail = await failure(asyncio.ensure_future(bring(DATA, source, tmp_path / "file" / "m")))
+    assert reason is Reason.NOT_WRITABLE
+    assert str(tmp_path / "file" / "m") in detail
+
+
+# -- cancelled and killed ---------------------------------------------------------------------------------------------
+
+
+async def test_cancel_leaves_nothing_and_lets_the_next_one_in(target: Path, source: str) -> None:
+    hold = threading.Event()
+    with stub_hub(DATA, faults=[Fault("resolve", hold=hold)]) as hub:
+        seen: list[int] = []
+        task = asyncio.ensure_future(bring(DATA, hub.url, target, progress=lambda done, _: seen.append(done)))
+        try:
+            await until(lambda: seen and seen[-1] > 0)
+            assert target.with_name("m-1.partial").exists()
+            waiting = asyncio.ensure_future(bring(DATA, source, target))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await waiting).copied_bytes == sum(map(len, DATA.values()))
+        finally:
+            hold.set()
+    assert holds(target, DATA)
+    assert left(target) == {"m-1"}
+
+
+async def test_waiter_can_be_cancelled(target: Path, source: str) -> None:
+    hold = threading.Event()
+    with stub_hub(DATA, faults=[Fault("resolve", hold=hold)]) as hub:
+        seen: list[int] = []
+        first = asyncio.ensure_future(bring(DATA, hub.url, target, progress=lambda done, _: seen.append(done)))
+        try:
+            await until(lambda: seen and seen[-1] > 0)
+            second = asyncio.ensure_future(bring(DATA, source, target))
+            done, _ = await asyncio.wait([second], timeout=3 * LOCK_POLL_S)
+            assert not done
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+        finally:
+            hold.set()
+        assert (await first).copied_bytes == sum(map(len, DATA.values()))
+    assert holds(target, DATA)
+
+
+KILLED = """
+import asyncio, json, sys
+from pathlib import Path
+from fleet.spec import ModelFile
+from runtime.transfer import fetch
+files = [ModelFile.model_validate(each) for each in json.loads(sys.argv[1])]
+asyncio.run(fetch(files, lambda file: sys.argv[2] + "/" + file.path, Path(sys.argv[3]), keep_free=0,
+                  progress=lambda done, total: print(done, flush=True)))
+"""
+
+
+async def test_killed_fetch_is_continued_where_it_was(target: Path) -> None:
+    data = {"first.gguf": content("f", MIB), "second.gguf": content("s", 12 * MIB)}
+    hold = threading.Event()
+    with stub_hub(data, faults=[Fault("api", 0), Fault("resolve", 1), Fault("resolve", 1, hold=hold)]) as hub:
+        listing = json.dumps([file.model_dump() for file in listed(data)])
+        root = Path(__file__).parent.parent
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", KILLED, listing, hub.url, str(target), cwd=root, stdout=asyncio.subprocess.DEVNULL
+        )
+        part = target.with_name("m-1.partial") / "second.gguf"
+        try:
+            await until(lambda: part.exists() and part.stat().st_size >= 4 * MIB, timeout=20)
+        finally:
+            process.kill()
+            await process.wait()
+            hold.set()
+        had = part.stat().st_size
+        fetched = await bring(data, hub.url, target)
+        assert fetched.copied_bytes == len(data["second.gguf"]) - had
+        assert hub.asked("second")[-1]["range"] == f"bytes={had}-"
+        assert len(hub.asked("first")) == 1
+    assert holds(target, data)
