@@ -109,6 +109,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="server.yaml; see docs/configuration.md")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     try:
         config = load(arguments.config, ServerConfig)
     except ConfigError as error:

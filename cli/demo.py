@@ -55,8 +55,7 @@ async def _demo(home: Home, asked: AskedPorts, *, once: bool) -> None:
     started = await up(home, asked, say)
     try:
         await _tour(home, started)
-        if not once:
-            _say_next(started)
+        _say_next(started, once=once)
     except asyncio.CancelledError:
         if started.parts:
             say("interrupted: stopping what was started")
@@ -167,10 +166,14 @@ async def _trace(session: Session, home: Home, job: str) -> tuple[TraceNode, ...
         waited += POLL_S
 
 
-def _say_next(started: Started) -> None:
+def _say_next(started: Started, *, once: bool) -> None:
     body = f'{{"model": "{MODEL_NAME}", "messages": [{{"role": "user", "content": "Tell me a joke"}}]}}'
+    ask = f"curl {started.system.gateway_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    # What was served is in the catalog, also after --once: `up` brings it back.
+    commands = ("./ctl up", "./ctl status", ask) if once else ("./ctl status", ask, "./ctl down")
     say("")
     say("try next:")
-    say("  ./ctl status")
-    say(f"  curl {started.system.gateway_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-    say("  ./ctl down")
+    for command in commands:
+        say(f"  {command}")
+    if once:
+        say("")
