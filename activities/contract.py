@@ -330,6 +330,9 @@ class JoinAnswer(Record):
     """What Fleet claims of what runs; the agent stops the rest."""
 
     claimed: tuple[ShardRef, ...]
+    generation: int | None = None
+    """The last one Fleet has given out. One below what the node has seen is a new fleet, such as after a lost
+    database: the node must not take its starts for old ones. None: unknown."""
 
 
 class ShardHealth(StrEnum):

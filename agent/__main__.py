@@ -1,0 +1,222 @@
+"""The agent's composition root: `python -m agent --config agent.yaml [--stop-engines]`."""
+
+import argparse
+import asyncio
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from temporalio.client import Client
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
+from temporalio.worker import Worker
+
+from activities.contract import lease_queue, node_queue
+from agent.engines import ADAPTERS
+from agent.install import Installs
+from agent.inventory import measure
+from agent.layout import Layout
+from agent.ledger import Ledger
+from agent.membership import Membership
+from agent.outbox import Outbox
+from agent.probe import Probe
+from agent.recovery import adopt, pids, recover, reported, running
+from agent.shards import Shards
+from agent.start import Starter
+from agent.supervisor import Supervisor
+from agent.turns import Turns
+from agent.watch import Watch
+from agent.weights import WeightStore
+from fleet.state import Inventory
+from runtime import temporal, tracing
+from runtime.config import AgentConfig, ConfigError, load
+from runtime.process import run_and_exit
+
+logger = logging.getLogger("agent")
+
+EXIT_USAGE = 2
+RETRY_S, RETRY_CAP_S = 0.5, 5.0
+WORKERS_END_S = 1.2
+"""Polls that hang on a Temporal that is away are given up: an agent that was told to end is gone within 2 s."""
+SPANS_END_S = 0.5
+DRAIN_S, GRACE_S = 5.0, 5.0
+"""With --stop-engines: for requests in flight, and from TERM to KILL."""
+MAX_ACTS = 100
+"""At once on one node: each waits most of its time."""
+
+
+def main() -> int:
+    """Run until a signal; the exit code."""
+    parser = argparse.ArgumentParser(prog="agent", description="llmgw's agent: runs the engines of this node")
+    parser.add_argument("--config", type=Path, required=True, help="agent.yaml")
+    parser.add_argument(
+        "--stop-engines", action="store_true", help="end the engines with the agent, and leave the fleet"
+    )
+    given = parser.parse_args()
+    try:
+        config = load(given.config, AgentConfig)
+    except ConfigError as error:
+        return _refuse(str(error))
+    layout = Layout(config.data)
+    try:
+        layout.data.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(layout.lock, thread_local=False)
+        lock.acquire(blocking=False)
+    except Timeout:
+        holder = layout.pid.read_text(encoding="ascii").strip() if layout.pid.exists() else "unknown"
+        return _refuse(
+            f"another agent (pid {holder}) runs this node from {layout.data}: stop it or name another `data`"
+        )
+    except OSError as error:
+        return _refuse(f"{layout.data}: {error.strerror}; name a directory this user can write as `data`")
+    layout.pid.write_text(f"{os.getpid()}\n", encoding="ascii")
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s node={config.node} %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # While Temporal is away the SDK writes a line for each poll it tries again; we say once that it is, and once
+    # that it is back. A failed act has a line of its own too.
+    logging.getLogger("temporalio").setLevel(logging.ERROR)
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
+    flush = tracing.install(config.tracing, "llmgw-agent", instance=config.node)
+    try:
+        asyncio.run(_run(config, layout, stop_engines=given.stop_engines))
+    finally:
+        _bounded(flush)
+        layout.pid.unlink(missing_ok=True)
+        lock.release()
+    return 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The agent, put together."""
+
+    starter: Starter
+    turns: Turns
+    shards: Shards
+    membership: Membership
+
+
+def compose(config: AgentConfig, layout: Layout, probe: Probe, incarnation: str) -> Parts:
+    """Make every part once and tie them together."""
+    ledger, supervisor, outbox = Ledger(layout.ledger), Supervisor(layout), Outbox()
+    weights = WeightStore(layout.weights, int(config.keep_free))
+    installs = Installs(layout.engines, config.engines, ADAPTERS)
+    watch = Watch(config.node, ledger, supervisor, probe, ADAPTERS, outbox.put)
+    starter = Starter(config, ADAPTERS, installs, weights, ledger, supervisor, probe, watch)
+    take = functools.partial(_measure, config, starter, layout)
+    turns = Turns(config.node, starter, left_running=lambda: membership.rejoin())
+    membership = Membership(
+        config,
+        incarnation,
+        outbox,
+        ledger=ledger,
+        measure=take,
+        running=lambda: running(starter),
+        adopt=functools.partial(adopt, turns),
+        reported=functools.partial(reported, starter),
+    )
+    return Parts(starter, turns, Shards(turns, ledger, weights, take), membership)
+
+
+async def _run(config: AgentConfig, layout: Layout, *, stop_engines: bool) -> None:
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    incarnation = uuid.uuid4().hex
+    async with Probe() as probe:
+        parts = compose(config, layout, probe, incarnation)
+        logger.info("agent starts incarnation=%s data=%s", incarnation, layout.data)
+        await recover(parts.starter)
+        speaking = asyncio.create_task(_speak(config, parts, incarnation, leave=stop_engines))
+        await asked.wait()
+        speaking.cancel()
+        await asyncio.wait([speaking])
+        if stop_engines:
+            await parts.turns.stop_all(DRAIN_S, GRACE_S)
+        await parts.starter.watch.close()
+    logger.info("agent ends; engines %s", "are stopped" if stop_engines else "go on")
+
+
+async def _speak(config: AgentConfig, parts: Parts, incarnation: str, *, leave: bool) -> None:
+    """The supervising loop: whatever ends the talk with Temporal, it is begun again; no engine is touched for it."""
+    wait, trouble = RETRY_S, ""
+    while True:
+        try:
+            client = await temporal.connect("")
+            logger.info("connected to Temporal at %s", client.service_client.config.target_host)
+            wait, trouble = RETRY_S, ""
+            await _serve(client, config, parts, incarnation, leave=leave)
+        except Exception as error:  # noqa: BLE001 -- documented above: nothing may end the agent but a signal
+            if str(error) != trouble:
+                trouble = str(error)
+                logger.warning("%s; engines stay as they are, trying again", trouble)
+        await asyncio.sleep(wait)
+        wait = min(wait * 2, RETRY_CAP_S)
+
+
+async def _serve(client: Client, config: AgentConfig, parts: Parts, incarnation: str, *, leave: bool) -> None:
+    """Work for the fleet until cancelled, or until a worker fails; then its error is raised."""
+    shards = parts.shards
+    workers = [
+        Worker(
+            client,
+            task_queue=node_queue(config.node),
+            activities=[shards.start_shard, shards.drain_shard, shards.stop_shard, shards.preflight],
+            max_concurrent_activities=MAX_ACTS,
+        ),
+        # More than one: the lease that was replaced ends a few seconds after the next has begun.
+        Worker(
+            client,
+            task_queue=lease_queue(config.node, incarnation),
+            activities=[parts.membership.attend],
+            max_concurrent_activities=4,
+        ),
+    ]
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    member = asyncio.create_task(parts.membership.run(client))
+    try:
+        done, _ = await asyncio.wait([*tasks, member], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    except asyncio.CancelledError:
+        await _ended(member)
+        if leave:
+            await parts.membership.leave(client)
+        raise
+    finally:
+        await _ended(member)
+        ending = [asyncio.create_task(worker.shutdown()) for worker in workers if worker.is_running]
+        if ending:
+            await asyncio.wait(ending, timeout=WORKERS_END_S)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _measure(config: AgentConfig, starter: Starter, layout: Layout) -> Inventory:
+    return measure(config, starter.installs, starter.weights, pids(starter), layout.weights)
+
+
+def _bounded(flush: Callable[[], None]) -> None:
+    """A collector that is away must not hold the agent's end up."""
+    thread = threading.Thread(target=flush, daemon=True)
+    thread.start()
+    thread.join(SPANS_END_S)
+
+
+def _refuse(sentence: str) -> int:
+    sys.stderr.write(f"agent: {sentence}\n")
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    run_and_exit(main)

@@ -1,0 +1,140 @@
+"""What the agent must know of an engine, as one small contract."""
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fleet.reasons import Failure, Reason
+from fleet.spec import Engine
+
+MAX_LINE = 300
+"""Characters of a log line that travel in a failure: enough for a cause, little enough for a table."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One engine process to be started. Sizes are bytes."""
+
+    host: str
+    port: int
+    weights: Path
+    """The directory that holds the model's files."""
+    entry: str
+    """The file in it an engine is pointed at; empty where it is the directory."""
+    weights_size: int
+    alias: str
+    """The name clients use."""
+    context_length: int
+    concurrency: int
+    memory: int
+    """Reserved, on each device."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs; empty: it runs on the CPU."""
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How a process ended: an exit code, a signal, or neither where nobody was left to see it."""
+
+    code: int | None = None
+    signal: int | None = None
+    note: str = ""
+    """Why neither is known."""
+    oom: bool = False
+    """The kernel's out-of-memory killer was at work on this machine while it ran."""
+
+    @property
+    def sentence(self) -> str:
+        """`exit code 1`, `killed by signal 9`, or the note."""
+        if self.signal is not None:
+            return f"killed by signal {self.signal}"
+        return f"exit code {self.code}" if self.code is not None else self.note
+
+
+class Adapter(Protocol):
+    """One engine: how it is installed, started, asked and understood. Values in, values out; it starts nothing."""
+
+    @property
+    def engine(self) -> Engine:
+        """Which one."""
+
+    @property
+    def module(self) -> str:
+        """The Python module whose import proves an installation."""
+
+    @property
+    def tested_version(self) -> str:
+        """Installed where agent.yaml names none; empty: agent.yaml must name one."""
+
+    @property
+    def health_path(self) -> str:
+        """Answers 200 when the engine serves."""
+
+    def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
+        """What to install, as requirements with exact versions."""
+
+    def unwanted(self) -> tuple[str, ...]:
+        """Packages that come along and must go again."""
+
+    def command(self, python: Path, launch: Launch) -> list[str]:
+        """Program and arguments."""
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """Variables it needs beside the node's own."""
+
+    def in_flight(self, metrics: str) -> int | None:
+        """Requests running or queued, from the text of `/metrics`; None where it does not say."""
+
+    def diagnose(self, status: ExitStatus, tail: str) -> Failure:
+        """Why it ended, from its exit and the end of its log."""
+
+
+Pattern = tuple[re.Pattern[str], Reason]
+
+
+def patterns(*table: tuple[str, Reason]) -> tuple[Pattern, ...]:
+    """Compile a diagnosis table; the first row that matches any line wins, so the most telling rows come first."""
+    return tuple((re.compile(expression, re.IGNORECASE), reason) for expression, reason in table)
+
+
+def diagnose(
+    table: Iterable[Pattern], status: ExitStatus, tail: str, *, clean: Callable[[str], str] = str.strip
+) -> Failure:
+    """The reason of the first row of the table that a line of the log matches, with that line.
+
+    Where none matches, the reason is EXITED with the last line; `clean` takes an engine's prefix off a line.
+    """
+    if status.signal == signal.SIGKILL and status.oom:
+        return Failure(reason=Reason.OUT_OF_MEMORY, detail=f"{status.sentence} while the kernel was out of memory")
+    lines = [line for line in tail.splitlines() if line.strip()]
+    for pattern, reason in table:
+        line = next((line for line in lines if pattern.search(line)), None)
+        if line is not None:
+            return Failure(reason=reason, detail=_detail(clean(line), status))
+    if status.signal is not None or not lines:
+        return Failure(reason=Reason.EXITED, detail=f"the engine ended: {status.sentence}")
+    return Failure(reason=Reason.EXITED, detail=_detail(clean(lines[-1]), status))
+
+
+def _detail(line: str, status: ExitStatus) -> str:
+    shown = line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…"
+    return f"{shown} ({status.sentence})"
+
+
+def gauge_sum(metrics: str, names: Sequence[str]) -> int | None:
+    """The sum of Prometheus samples with one of these names, over all labels; None where none is there."""
+    found = None
+    for line in metrics.splitlines():
+        name, _, _ = line.partition(" ")
+        if name.partition("{")[0] not in names:
+            continue
+        try:
+            value = float(line.rsplit("}", 1)[-1].split()[0 if "}" in line else 1])
+        except (ValueError, IndexError):
+            continue
+        found = (found or 0) + int(value)
+    return found

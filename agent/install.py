@@ -1,0 +1,196 @@
+"""Engine installations: a virtual environment per engine and version, whole or not there."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import uv
+from filelock import FileLock, Timeout
+
+from agent.engines.adapter import MAX_LINE, Adapter
+from agent.spans import step
+from fleet.reasons import Reason, StepError
+from fleet.spec import Engine
+from fleet.state import EngineOffer
+from runtime.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+LOCK_POLL_S = 0.1
+_PASSED = re.compile(
+    r"(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|SSL_CERT_\w+|UV_\w+|PIP_\w+|NETRC|XDG_\w+|(HTTPS?|ALL|NO)_PROXY)",
+    re.IGNORECASE,
+)
+_FROM_PIP = {
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
+    "PIP_CERT": "SSL_CERT_FILE",
+}
+"""uv does not read pip's variables; a node that is set up for pip means both."""
+
+
+class Installs:
+    """The engines this node offers, by agent.yaml, and where their interpreters are."""
+
+    def __init__(
+        self, root: Path, configured: Mapping[Engine, EngineConfig], adapters: Mapping[Engine, Adapter]
+    ) -> None:
+        self._root = root
+        self._configured = configured
+        self._adapters = adapters
+
+    def offers(self) -> tuple[EngineOffer, ...]:
+        """What the inventory says of them. An engine without version and interpreter cannot be offered."""
+        return tuple(
+            EngineOffer(engine=engine, version=self.version(engine), installed=self.python(engine) is not None)
+            for engine, config in self._configured.items()
+            if config.bin is not None or self.version(engine)
+        )
+
+    def version(self, engine: Engine) -> str:
+        """The version that is or will be installed; `local` for an interpreter named in agent.yaml without one."""
+        config = self._config(engine)
+        return config.version or ("local" if config.bin is not None else self._adapters[engine].tested_version)
+
+    def python(self, engine: Engine) -> Path | None:
+        """The interpreter of an engine that is installed; None while it is not."""
+        config = self._config(engine)
+        python = config.bin if config.bin is not None else self._published(engine)
+        return python if python is not None and os.access(python, os.X_OK) else None
+
+    async def ensure(self, engine: Engine, *, gpus: bool) -> Path:
+        """The interpreter of an engine; installs it, under a span of its own, where it is not there.
+
+        Two callers at once install once. Raises StepError: ENGINE_MISSING, INSTALL_FAILED.
+        """
+        config = self._config(engine)
+        if (python := self.python(engine)) is not None:
+            return python
+        if config.bin is not None:
+            raise StepError(Reason.ENGINE_MISSING, f"agent.yaml names {config.bin} for {engine}: it cannot be run")
+        if not self.version(engine):
+            raise StepError(Reason.ENGINE_MISSING, f"agent.yaml names neither version nor bin for {engine}")
+        self._root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self._root / f"{self._name(engine)}.lock", thread_local=False)
+        while True:
+            # Without waiting in a thread: a cancellation cannot come between taking the lock and holding it.
+            try:
+                lock.acquire(blocking=False)
+                break
+            except Timeout:
+                await asyncio.sleep(LOCK_POLL_S)
+        try:
+            if (python := self.python(engine)) is not None:
+                return python
+            attributes = {"llmgw.engine": engine.value, "llmgw.version": self.version(engine)}
+            with step("install engine", attributes):
+                return await self._install(engine, gpus=gpus)
+        finally:
+            lock.release()
+
+    async def _install(self, engine: Engine, *, gpus: bool) -> Path:
+        adapter, config = self._adapters[engine], self._config(engine)
+        self._sweep(engine)
+        home = self._root / f"{self._name(engine)}-{secrets.token_hex(4)}"
+        python = home / "bin" / "python"
+        tool = uv.find_uv_bin()
+        install = [tool, "pip", "install", "--python", str(python)]
+        if config.extra_index:
+            install += ["--extra-index-url", config.extra_index]
+        logger.info("installing engine=%s version=%s", engine, self.version(engine))
+        try:
+            await self._run(engine, [tool, "venv", "--python", sys.executable, str(home)])
+            await self._run(engine, [*install, *adapter.packages(self.version(engine), gpus=gpus)])
+            if adapter.unwanted():
+                await self._run(engine, [tool, "pip", "uninstall", "--python", str(python), *adapter.unwanted()])
+            await self._run(engine, [str(python), "-I", "-c", f"import {adapter.module}"])
+            self._publish(engine, home)
+        except BaseException:
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+        logger.info("installed engine=%s version=%s at %s", engine, self.version(engine), home)
+        return python
+
+    async def _run(self, engine: Engine, command: list[str]) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=install_environment(os.environ),
+            start_new_session=True,
+        )
+        try:
+            output, _ = await process.communicate()
+        except asyncio.CancelledError:
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
+            await process.wait()
+            raise
+        if process.returncode:
+            line = telling_line(output.decode("utf-8", errors="replace"))
+            raise StepError(
+                Reason.INSTALL_FAILED, f"{engine} {self.version(engine)} cannot be installed in {self._root}: {line}"
+            )
+
+    def _publish(self, engine: Engine, home: Path) -> None:
+        """Name the environment in use; one that is not named is never used."""
+        pointer = self._pointer(engine)
+        partial = pointer.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as stream:
+            json.dump({"environment": home.name}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(pointer)
+
+    def _published(self, engine: Engine) -> Path | None:
+        try:
+            said = json.loads(self._pointer(engine).read_text(encoding="utf-8"))
+            return self._root / str(said["environment"]) / "bin" / "python"
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _sweep(self, engine: Engine) -> None:
+        """Remove what a killed install left. Only called with the lock held and nothing usable published."""
+        ours = re.compile(re.escape(self._name(engine)) + r"-[0-9a-f]{8}")
+        for left in self._root.iterdir():
+            if ours.fullmatch(left.name):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _name(self, engine: Engine) -> str:
+        return f"{engine.value}-{self.version(engine)}"
+
+    def _pointer(self, engine: Engine) -> Path:
+        return self._root / f"{self._name(engine)}.json"
+
+    def _config(self, engine: Engine) -> EngineConfig:
+        config = self._configured.get(engine)
+        if config is None:
+            raise StepError(Reason.ENGINE_MISSING, f"agent.yaml of this node does not name the engine {engine}")
+        return config
+
+
+def install_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an installer gets of the agent's environment: the indexes and how to reach them."""
+    kept = {name: value for name, value in environ.items() if _PASSED.fullmatch(name)}
+    for pip, other in _FROM_PIP.items():
+        if pip in kept:
+            kept.setdefault(other, kept[pip])
+    return kept
+
+
+def telling_line(output: str) -> str:
+    """The line of an installer's output that says why: the last that is no hint, without its ornaments."""
+    lines = [line.strip(" ╰─▶├│×·\t") for line in output.splitlines()]
+    lines = [line for line in lines if line and not line.lower().startswith(("hint:", "warning:"))]
+    if not lines:
+        return "it said nothing"
+    return lines[-1].removeprefix("error: ").removeprefix("cause: ")[:MAX_LINE]

@@ -1,0 +1,28 @@
+"""What the fleet must be told and has not taken yet."""
+
+import asyncio
+
+from activities.contract import ShardChange, ShardHealth, ShardRef
+
+
+class Outbox:
+    """Changes the fleet has not taken yet: per shard the latest of each kind, in order."""
+
+    def __init__(self) -> None:
+        self._changes: dict[tuple[ShardRef, ShardHealth], ShardChange] = {}
+        self.filled = asyncio.Event()
+
+    def put(self, change: ShardChange) -> None:
+        """Add a change."""
+        self._changes[change.shard, change.health] = change
+        self.filled.set()
+
+    def pending(self) -> tuple[ShardChange, ...]:
+        """All."""
+        return tuple(self._changes.values())
+
+    def taken(self, changes: tuple[ShardChange, ...]) -> None:
+        """Forget what was reported, unless it has changed since."""
+        for change in changes:
+            if self._changes.get((change.shard, change.health)) == change:
+                del self._changes[change.shard, change.health]

@@ -1,0 +1,61 @@
+"""What an engine says of itself over HTTP: whether it serves, and how many requests it has in flight."""
+
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+import httpx
+
+TIMEOUT_S = 5.0
+"""An engine whose cores are full of streams answers late: late is not dead."""
+
+
+class Health(StrEnum):
+    """What the health path answered."""
+
+    SERVING = "serving"
+    NOT_SERVING = "not serving"  # an answer other than 200: it loads, or its core has died
+    REFUSED = "refused"  # nobody listens
+    LATE = "late"
+
+
+class Answer(NamedTuple):
+    """One look."""
+
+    health: Health
+    detail: str
+
+
+class Probe:
+    """One HTTP client for all engines of the node."""
+
+    def __init__(self) -> None:
+        # Engines are on this machine: a proxy from the environment must not come between.
+        self._http = httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def health(self, endpoint: str, path: str) -> Answer:
+        """Ask the health path once."""
+        try:
+            response = await self._http.get(f"{endpoint}{path}")
+        except httpx.TimeoutException:
+            return Answer(Health.LATE, f"{path} did not answer within {TIMEOUT_S:.0f} s")
+        except httpx.HTTPError as error:
+            return Answer(Health.REFUSED, f"{path} cannot be reached: {error or type(error).__name__}")
+        if response.status_code == httpx.codes.OK:
+            return Answer(Health.SERVING, "")
+        return Answer(Health.NOT_SERVING, f"{path} answers {response.status_code}")
+
+    async def metrics(self, endpoint: str) -> str | None:
+        """The text of `/metrics`; empty where it answers late or with an error, None where nobody listens."""
+        try:
+            response = await self._http.get(f"{endpoint}/metrics")
+        except httpx.TimeoutException:
+            return ""
+        except httpx.HTTPError:
+            return None
+        return response.text if response.status_code == httpx.codes.OK else ""

@@ -1,0 +1,151 @@
+"""The activities of a node: start, drain and stop one shard, and the preflight."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from opentelemetry.trace import SpanKind
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from activities.contract import (
+    DRAIN_SHARD,
+    PREFLIGHT,
+    START_SHARD,
+    STOP_SHARD,
+    DrainedShard,
+    DrainShard,
+    PreflightRequest,
+    PreflightResult,
+    StartedShard,
+    StartProgress,
+    StartShard,
+    StoppedShard,
+    StopShard,
+)
+from agent.ledger import Ledger
+from agent.spans import step
+from agent.start import Progress
+from agent.turns import Turns
+from agent.weights import WeightStore
+from fleet.reasons import Failure, Reason, StepError
+from fleet.render import size
+from fleet.state import CPU, Inventory
+
+BEAT_S = 0.5
+"""The SDK throttles heartbeats itself; a cancellation is seen with the next one it sends."""
+AGENT_STOPS = "agent_stops"
+"""Error type of an act that the next agent goes on with; retryable."""
+
+
+class Shards:
+    """What the node's queue offers."""
+
+    def __init__(self, turns: Turns, ledger: Ledger, weights: WeightStore, measure: Callable[[], Inventory]) -> None:
+        self._node = turns.node
+        self._turns = turns
+        self._ledger = ledger
+        self._weights = weights
+        self._measure = measure
+
+    @activity.defn(name=START_SHARD)
+    async def start_shard(self, request: StartShard) -> StartedShard:
+        """Have exactly this generation serve; what runs already is gone on with.
+
+        Raises StepError with the cause; then no process, partial file or ledger entry of it is left.
+        """
+        attributes = {
+            **self._turns.attributes(request.shard),
+            "llmgw.model": request.model,
+            "llmgw.engine": request.engine.value,
+        }
+        progress = Progress()
+        async with beating(lambda: progress.now):
+            with step("start shard", attributes, kind=SpanKind.CONSUMER), located(self._node):
+                return await self._turns.start(request, progress)
+
+    @activity.defn(name=DRAIN_SHARD)
+    async def drain_shard(self, request: DrainShard) -> DrainedShard:
+        """Wait until the engine has nothing in flight, or the deadline."""
+        async with beating():
+            with step("drain shard", self._turns.attributes(request.shard)) as span, located(self._node):
+                entry = self._ledger.entry(request.shard)
+                started = time.monotonic()
+                left = 0
+                if entry is not None and entry.shard.generation == request.shard.generation:
+                    left = await self._turns.drain(entry, request.deadline_s)
+                span.set_attribute("llmgw.left_in_flight", left)
+                return DrainedShard(left_in_flight=left, seconds=time.monotonic() - started)
+
+    @activity.defn(name=STOP_SHARD)
+    async def stop_shard(self, request: StopShard) -> StoppedShard:
+        """End this generation, and any older one, with everything it started. What is gone is a success."""
+        async with beating():
+            with located(self._node):
+                return await self._turns.stop(request.shard, request.grace_s)
+
+    @activity.defn(name=PREFLIGHT)
+    async def preflight(self, request: PreflightRequest) -> PreflightResult:
+        """Whether this node could run one such shard if nothing else of ours ran on it."""
+        inventory = await asyncio.to_thread(self._measure)
+        offer = next((one for one in inventory.engines if one.engine is request.engine), None)
+        cpu = next(device for device in inventory.devices if device.uuid == CPU)
+        failure = None
+        if offer is None:
+            failure = Failure(reason=Reason.ENGINE_MISSING, detail=f"agent.yaml does not name {request.engine}")
+        elif not self._weights.has(request.weights) and request.weights.size > inventory.disk_free:
+            failure = Failure(
+                reason=Reason.DISK,
+                detail=f"the weights need {size(request.weights.size)} of disk, {size(inventory.disk_free)} is free",
+            )
+        elif request.need.gpus == 0 and request.need.memory > cpu.usable:
+            failure = Failure(
+                reason=Reason.MEMORY,
+                detail=f"one shard needs {size(request.need.memory)} of RAM, {size(cpu.usable)} is not held by others",
+            )
+        return PreflightResult(
+            failure=failure.model_copy(update={"node": self._node}) if failure is not None else None,
+            free_memory=cpu.usable,
+            free_disk=inventory.disk_free,
+            engine_version=offer.version if offer is not None else "",
+            engine_installed=offer is not None and offer.installed,
+        )
+
+
+@asynccontextmanager
+async def beating(progress: Callable[[], StartProgress] | None = None) -> AsyncIterator[None]:
+    """Heartbeat while the block runs, with the progress as it is then."""
+
+    async def beat() -> None:
+        while True:
+            if progress is None:
+                activity.heartbeat()
+            else:
+                activity.heartbeat(progress())
+            await asyncio.sleep(BEAT_S)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@contextmanager
+def located(node: str) -> Iterator[None]:
+    """Put the node into a failure that does not name one; an act cut short by the agent's end may be tried again."""
+    try:
+        yield
+    except StepError as error:
+        if error.failure.node:
+            raise
+        raise StepError(error.failure.reason, error.failure.detail, node=node) from error
+    except asyncio.CancelledError:
+        if not activity.is_worker_shutdown():
+            raise
+        raise ApplicationError(
+            f"the agent of {node} ends; the next one goes on with this",
+            type=AGENT_STOPS,
+            category=ApplicationErrorCategory.BENIGN,
+        ) from None

@@ -1,0 +1,199 @@
+"""One start of one shard, from the request to an engine that serves, as the steps people see in its trace."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from activities.contract import StartPhase, StartProgress, StartShard
+from agent.engines.adapter import Adapter, Launch
+from agent.install import Installs
+from agent.inventory import ram
+from agent.ledger import Entry, Ledger
+from agent.probe import Health, Probe
+from agent.spans import step
+from agent.supervisor import Supervisor
+from agent.watch import Watch
+from agent.weights import Brought, WeightStore
+from fleet.reasons import Reason, StepError
+from fleet.render import size
+from fleet.spec import Engine
+from fleet.state import CPU
+from runtime.config import AgentConfig
+
+logger = logging.getLogger(__name__)
+
+READY_POLL_S = 0.075
+"""Small models are ready within half a second; a look costs the engine a millisecond."""
+
+
+@dataclass
+class Progress:
+    """Where a start is now; the heartbeat reads it."""
+
+    now: StartProgress = field(default_factory=lambda: StartProgress(phase=StartPhase.INSTALL))
+
+    def at(self, phase: StartPhase, done: int = 0, total: int = 0) -> None:
+        """The start is here."""
+        self.now = StartProgress(phase=phase, done_bytes=done, total_bytes=total)
+
+
+@dataclass(frozen=True)
+class Starter:
+    """What a start needs; keeps nothing but the ledger's entry."""
+
+    config: AgentConfig
+    adapters: Mapping[Engine, Adapter]
+    installs: Installs
+    weights: WeightStore
+    ledger: Ledger
+    supervisor: Supervisor
+    probe: Probe
+    watch: Watch
+
+    async def launch(self, request: StartShard, progress: Progress) -> Entry:
+        """Check memory, have engine and weights, launch. The ledger has the entry from just before the launch on."""
+        self.check_memory(request)
+        progress.at(StartPhase.INSTALL)
+        python = await self.installs.ensure(request.engine, gpus=request.gpus > 0)
+        progress.at(StartPhase.FETCH, 0, request.weights.size)
+        with step("fetch weights", {"llmgw.model": request.model}) as span:
+            brought = await self.weights.bring(
+                request.weights, lambda done, total: progress.at(StartPhase.FETCH, done, total)
+            )
+            span.set_attributes({"llmgw.weights.outcome": brought.outcome, "llmgw.bytes": brought.copied_bytes})
+        progress.at(StartPhase.LAUNCH)
+        with step("launch engine", {"llmgw.engine": request.engine.value}) as span:
+            entry = self._entry(request, brought)
+            launch = self._launch(request, entry, brought.directory)
+            adapter = self.adapters[request.engine]
+            self.ledger.put(entry)
+            process = await self.supervisor.launch(
+                entry.stem, adapter.command(python, launch), adapter.environment(launch), entry.model_dump_json()
+            )
+            entry = entry.model_copy(update={"process": process})
+            self.ledger.put(entry)
+            span.set_attributes({"process.pid": process.engine.pid, "llmgw.port": entry.port})
+        logger.info(
+            "engine launched replica=%s generation=%d engine=%s pid=%d port=%d",
+            entry.shard.replica,
+            entry.shard.generation,
+            entry.engine,
+            process.engine.pid,
+            entry.port,
+        )
+        return entry
+
+    async def wait_ready(self, entry: Entry, deadline_s: float, progress: Progress) -> Entry:
+        """Wait until the engine serves. Raises StepError: NEVER_READY, or why it ended."""
+        progress.at(StartPhase.WAIT)
+        path = self.adapters[entry.engine].health_path
+        deadline = time.monotonic() + deadline_s
+        polls = 0
+        with step("wait for engine", {"llmgw.port": entry.port}) as span:
+            try:
+                while True:
+                    polls += 1
+                    answer = await self.probe.health(entry.endpoint, path)
+                    self._raise_if_ended(entry)
+                    if answer.health is Health.SERVING and self._listens(entry):
+                        break
+                    if time.monotonic() >= deadline:
+                        raise StepError(
+                            Reason.NEVER_READY,
+                            f"{entry.engine} does not serve after {deadline_s:.0f} s: {answer.detail or 'no answer'}",
+                        )
+                    await asyncio.sleep(READY_POLL_S)
+            finally:
+                span.set_attribute("llmgw.polls", polls)
+        ready = entry.model_copy(update={"ready": True})
+        self.ledger.put(ready)
+        return ready
+
+    def check_memory(self, request: StartShard) -> None:
+        """Refuse what the RAM that is free now cannot hold, whatever the plan believed."""
+        need = sum(share.memory for share in request.devices if share.uuid == CPU)
+        _, available = ram()
+        if need > available:
+            raise StepError(
+                Reason.MEMORY, f"{request.model} needs {size(need)} of RAM, {size(available)} is free on the node"
+            )
+
+    def _entry(self, request: StartShard, brought: Brought) -> Entry:
+        port = self._free_port()
+        host = f"[{self.config.address}]" if ":" in self.config.address else self.config.address
+        return Entry(
+            shard=request.shard,
+            model=request.model,
+            engine=request.engine,
+            devices=request.devices,
+            port=port,
+            endpoint=f"http://{host}:{port}",
+            stem=self.supervisor.next_stem(request.shard),
+            weights_id=request.weights.model_id,
+            weights_outcome=brought.outcome,
+        )
+
+    def _free_port(self) -> int:
+        low, high = self.config.ports
+        for port in self.ledger.next_port(low, high):
+            if port_is_free(self.config.address, port):
+                self.ledger.note_port(port)
+                return port
+        raise StepError(Reason.PORT_IN_USE, f"no port of {low} to {high} is free on {self.config.address}")
+
+    def _launch(self, request: StartShard, entry: Entry, directory: Path) -> Launch:
+        return Launch(
+            host=self.config.address,
+            port=entry.port,
+            weights=directory,
+            entry=request.weights.entry,
+            weights_size=request.weights.size,
+            alias=request.model,
+            context_length=request.context_length,
+            concurrency=request.concurrency,
+            memory=max((share.memory for share in request.devices), default=0),
+            gpus=tuple(share.uuid for share in request.devices if share.uuid != CPU),
+            args=request.args,
+        )
+
+    def _raise_if_ended(self, entry: Entry) -> None:
+        if entry.process is None:
+            raise StepError(Reason.EXITED, "the engine was never launched")
+        status = self.supervisor.ended(entry.process)
+        if status is not None:
+            failure = self.watch.cause(entry, status)
+            raise StepError(failure.reason, failure.detail, node=failure.node)
+
+    def _listens(self, entry: Entry) -> bool:
+        """Whether the one who answers is ours: another process may have taken the port before the engine could."""
+        if entry.process is None:
+            return False
+        for member in self.supervisor.members(entry.process):
+            try:
+                sockets = psutil.Process(member.pid).net_connections(kind="tcp")
+            except psutil.AccessDenied:
+                return True  # cannot be known here; the answer stands
+            except psutil.NoSuchProcess:
+                continue
+            if any(one.status == psutil.CONN_LISTEN and one.laddr.port == entry.port for one in sockets):
+                return True
+        return False
+
+
+def port_is_free(address: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closing connections do not count
+        try:
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True

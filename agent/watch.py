@@ -1,0 +1,133 @@
+"""Watches the engines that serve: an end within 0.2 s, a health that stays bad, each with its cause."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from activities.contract import ShardChange, ShardHealth, ShardRef
+from agent.engines.adapter import Adapter, ExitStatus
+from agent.layout import shard_key
+from agent.ledger import Entry, Ledger
+from agent.probe import Health, Probe
+from agent.supervisor import EngineProcess, Supervisor
+from fleet.reasons import Failure, Reason, StepError
+from fleet.spec import Engine
+
+logger = logging.getLogger(__name__)
+
+EXIT_POLL_S = 0.1
+HEALTH_POLL_S = 2.0
+UNHEALTHY_AFTER_S = 15.0
+"""A busy engine can miss a look or two; one that answers nothing but errors for this long serves nobody."""
+LATE_AFTER_S = 120.0
+"""Late is not dead: an engine full of long prompts has answered after half a minute. One that hangs never does."""
+
+
+class Watch:
+    """One task per engine that serves; what it sees goes to `report`."""
+
+    def __init__(
+        self,
+        node: str,
+        ledger: Ledger,
+        supervisor: Supervisor,
+        probe: Probe,
+        adapters: Mapping[Engine, Adapter],
+        report: Callable[[ShardChange], None],
+        *,
+        unhealthy_after_s: float = UNHEALTHY_AFTER_S,
+    ) -> None:
+        self._node = node
+        self._ledger = ledger
+        self._supervisor = supervisor
+        self._probe = probe
+        self._adapters = adapters
+        self._report = report
+        self._unhealthy_after_s = unhealthy_after_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, entry: Entry) -> None:
+        """Watch an engine; watching it already is fine."""
+        key = shard_key(entry.shard)
+        watched = key in self._tasks and not self._tasks[key].done()
+        if entry.process is not None and not watched:
+            self._tasks[key] = asyncio.create_task(self._watch(entry, entry.process), name=f"watch {key}")
+
+    async def end(self, shard: ShardRef) -> None:
+        """Stop watching, so that a wanted end is not reported as a failure."""
+        task = self._tasks.pop(shard_key(shard), None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def close(self) -> None:
+        """Stop watching all; the engines stay."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def bury(self, entry: Entry, status: ExitStatus) -> None:
+        """An engine that served ended unasked: end what it left, keep the cause until it is taken, report it."""
+        failure = self.cause(entry, status)
+        if entry.process is not None:
+            try:
+                await self._supervisor.stop(entry.process, 0)
+            except StepError as error:
+                logger.error("replica=%s: %s", entry.shard.replica, error)  # the end is still reported
+        logger.error(
+            "engine ended replica=%s generation=%d: %s", entry.shard.replica, entry.shard.generation, failure.detail
+        )
+        self._ledger.put(entry.model_copy(update={"failure": failure}))
+        self.report_exit(entry, failure)
+
+    def report_exit(self, entry: Entry, failure: Failure) -> None:
+        """Say that an engine ended; the ledger keeps it until the fleet has taken it."""
+        self._report(ShardChange(shard=entry.shard, health=ShardHealth.EXITED, failure=failure))
+
+    def cause(self, entry: Entry, status: ExitStatus) -> Failure:
+        """Why an engine ended, by its exit and its log."""
+        if status.code is None and status.signal is None:
+            failure = Failure(reason=Reason.ENGINE_GONE, detail=f"the engine is gone: {status.note}")
+        else:
+            failure = self._adapters[entry.engine].diagnose(status, self._supervisor.tail(entry.stem))
+        return failure.model_copy(update={"node": self._node})
+
+    async def _watch(self, entry: Entry, process: EngineProcess) -> None:
+        health = asyncio.create_task(self._watch_health(entry), name=f"health {entry.shard.replica}")
+        try:
+            while True:
+                status = self._supervisor.ended(process)
+                if status is not None:
+                    break
+                await asyncio.sleep(EXIT_POLL_S)
+        finally:
+            health.cancel()
+        await self.bury(entry, status)
+
+    async def _watch_health(self, entry: Entry) -> None:
+        path = self._adapters[entry.engine].health_path
+        good = time.monotonic()
+        reported = False
+        while True:
+            answer = await self._probe.health(entry.endpoint, path)
+            patience = LATE_AFTER_S if answer.health is Health.LATE else self._unhealthy_after_s
+            if answer.health is Health.SERVING:
+                good, reported = time.monotonic(), False
+            elif not reported and time.monotonic() - good >= patience:
+                reported = True
+                seconds = f"{time.monotonic() - good:.0f} s"
+                failure = Failure(
+                    reason=Reason.ENGINE_GONE, detail=f"unhealthy for {seconds}: {answer.detail}", node=self._node
+                )
+                logger.error(
+                    "engine unhealthy replica=%s generation=%d: %s",
+                    entry.shard.replica,
+                    entry.shard.generation,
+                    failure.detail,
+                )
+                self._report(ShardChange(shard=entry.shard, health=ShardHealth.UNHEALTHY, failure=failure))
+            await asyncio.sleep(min(HEALTH_POLL_S, self._unhealthy_after_s))

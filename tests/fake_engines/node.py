@@ -1,0 +1,167 @@
+"""A node's parts with the stand-in engine: everything of the agent but Temporal, in a directory of its own."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from activities.contract import ShardChange, ShardRef, StartShard
+from agent.engines.adapter import Adapter, ExitStatus, Launch, diagnose, gauge_sum, patterns
+from agent.install import Installs
+from agent.inventory import measure
+from agent.layout import Layout
+from agent.ledger import Ledger
+from agent.probe import Probe
+from agent.recovery import pids
+from agent.shards import Shards
+from agent.start import Starter
+from agent.supervisor import Supervisor
+from agent.turns import Turns
+from agent.watch import Watch
+from agent.weights import WeightStore
+from fleet.reasons import Failure, Reason
+from fleet.spec import Engine, Format, ModelFile, Weights
+from fleet.state import CPU, DeviceShare, Inventory
+from runtime.config import AgentConfig, EngineConfig
+from tests.system import free_ports
+
+MIB = 1024**2
+PROGRAM = Path(__file__).with_name("engine.py")
+TABLE = patterns((r"no memory", Reason.OUT_OF_MEMORY), (r"bad flag", Reason.BAD_FLAG))
+
+
+@dataclass(frozen=True)
+class FakeAdapter:
+    """Starts the stand-in under llama.cpp's name."""
+
+    engine: Engine = Engine.LLAMACPP
+    module: str = "json"
+    tested_version: str = "1"
+    health_path: str = "/health"
+
+    def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
+        return ()
+
+    def unwanted(self) -> tuple[str, ...]:
+        return ()
+
+    def command(self, python: Path, launch: Launch) -> list[str]:
+        return [str(python), str(PROGRAM), launch.host, str(launch.port), *launch.args]
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return {"FAKE_MODEL": str(launch.weights / launch.entry)}
+
+    def in_flight(self, metrics: str) -> int | None:
+        return gauge_sum(metrics, ("fake_running",))
+
+    def diagnose(self, status: ExitStatus, tail: str) -> Failure:
+        return diagnose(TABLE, status, tail)
+
+
+@dataclass
+class FakeNode:
+    """One agent process's parts; a second one on the same directory is the next agent."""
+
+    home: Path
+    probe: Probe
+    adapter: Adapter = field(default_factory=FakeAdapter)
+    python: Path = field(default_factory=lambda: Path(sys.executable))
+    ports: tuple[int, int] = (0, 0)
+    unhealthy_after_s: float = 15.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.ports == (0, 0):
+            first = free_ports(20)
+            self.ports = (first, first + 19)
+        self.config = AgentConfig(
+            node="n1",
+            data=self.home / "node",
+            ports=self.ports,
+            keep_free=0,
+            engines={Engine.LLAMACPP: EngineConfig(bin=self.python)},
+            **self.settings,
+        )
+        self.layout = Layout(self.config.data)
+        self.ledger = Ledger(self.layout.ledger)
+        self.supervisor = Supervisor(self.layout)
+        self.changes: list[ShardChange] = []
+        self.left = 0
+        adapters = {Engine.LLAMACPP: self.adapter}
+        self.weights = WeightStore(self.layout.weights, 0)
+        self.installs = Installs(self.layout.engines, self.config.engines, adapters)
+        self.watch = Watch(
+            "n1",
+            self.ledger,
+            self.supervisor,
+            self.probe,
+            adapters,
+            self.changes.append,
+            unhealthy_after_s=self.unhealthy_after_s,
+        )
+        self.starter = Starter(
+            self.config,
+            adapters,
+            self.installs,
+            self.weights,
+            self.ledger,
+            self.supervisor,
+            self.probe,
+            self.watch,
+        )
+        self.turns = Turns("n1", self.starter, self._left)
+        self.shards = Shards(self.turns, self.ledger, self.weights, self.measure)
+
+    def _left(self) -> None:
+        self.left += 1
+
+    def measure(self) -> Inventory:
+        return measure(self.config, self.installs, self.weights, pids(self.starter), self.layout.weights)
+
+    def successor(self) -> "FakeNode":
+        """The parts of the next agent process on this node."""
+        return FakeNode(self.home, self.probe, self.adapter, self.python, self.ports, self.unhealthy_after_s)
+
+    async def close(self) -> None:
+        """End whatever this node started, known to its ledger or not."""
+        await self.watch.close()
+        for stem in self.supervisor.running_launches():
+            process = self.supervisor.find(stem)
+            if process is not None:
+                await self.supervisor.stop(process, 0)
+
+    def request(
+        self, *knobs: str, generation: int = 1, replica: str = "tiny-0", memory: int = MIB, deadline_s: float = 20.0
+    ) -> StartShard:
+        return StartShard(
+            shard=ShardRef(replica=replica, generation=generation),
+            model="tiny",
+            engine=Engine.LLAMACPP,
+            weights=self.mirror(),
+            devices=(DeviceShare(uuid=CPU, memory=memory),),
+            gpus=0,
+            context_length=512,
+            concurrency=2,
+            args=knobs,
+            ready_deadline_s=deadline_s,
+        )
+
+    def mirror(self, model_id: str = "tiny-abc") -> Weights:
+        """A small model's weights in a mirror directory."""
+        directory = self.home / "mirror" / model_id
+        directory.mkdir(parents=True, exist_ok=True)
+        file = directory / "model.gguf"
+        if not file.exists():
+            file.write_bytes(b"GGUF" + bytes(1000))
+        return weights_of(directory, "model.gguf")
+
+
+def weights_of(directory: Path, entry: str) -> Weights:
+    """Weights of one file in a directory that is its mirror."""
+    return Weights(
+        model_id=directory.name,
+        format=Format.GGUF,
+        entry=entry,
+        files=(ModelFile(path=entry, size=(directory / entry).stat().st_size),),
+        mirror=directory.as_uri(),
+    )

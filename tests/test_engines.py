@@ -1,0 +1,353 @@
+"""Engines as values: command lines, what metrics say, why they ended; and llama.cpp for real where it is there."""
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from activities.contract import ShardRef
+from agent.engines import ADAPTERS
+from agent.engines.adapter import MAX_LINE, ExitStatus, Launch, gauge_sum
+from agent.layout import Layout
+from agent.probe import Health, Probe
+from agent.supervisor import EngineProcess, Supervisor
+from fleet.reasons import Failure, Reason
+from fleet.spec import Engine
+from tests.real_engine import ENGINE, MODEL
+from tests.system import free_ports
+from tests.waiting import until
+
+GIB = 1024**3
+
+LAUNCH = Launch(
+    host="127.0.0.1",
+    port=21005,
+    weights=Path("/data/weights/tiny-abc"),
+    entry="model.gguf",
+    weights_size=3 * GIB,
+    alias="tiny",
+    context_length=2048,
+    concurrency=4,
+    memory=8 * GIB,
+    args=("n_batch=64",),
+)
+ON_GPUS = replace(LAUNCH, entry="", gpus=("GPU-1", "GPU-2"), args=("--dtype", "half"))
+
+
+def test_llamacpp_command() -> None:
+    command = ADAPTERS[Engine.LLAMACPP].command(Path("/env/bin/python"), LAUNCH)
+    assert Path(command[2]).name == "llamacpp_launcher.py"
+    assert [*command[:2], *command[3:]] == [
+        "/env/bin/python",
+        "-I",
+        "--host=127.0.0.1",
+        "--port=21005",
+        "--model=/data/weights/tiny-abc/model.gguf",
+        "--alias=tiny",
+        "--context=8192",
+        "--parallel=4",
+        "--",
+        "n_batch=64",
+    ]
+
+
+def test_vllm_command_on_gpus() -> None:
+    adapter = ADAPTERS[Engine.VLLM]
+    assert " ".join(adapter.command(Path("/env/bin/python"), ON_GPUS)) == (
+        "/env/bin/python -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port 21005 "
+        "--model /data/weights/tiny-abc --served-model-name tiny --max-model-len 2048 --max-num-seqs 4 "
+        "--shutdown-timeout 5 --tensor-parallel-size 2 --dtype half"
+    )
+    assert adapter.environment(ON_GPUS) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+
+
+@pytest.mark.parametrize(("memory", "cache"), [(8 * GIB, "3"), (5 * GIB, "1"), (0, "1"), (16 * GIB, "11")])
+def test_vllm_on_a_cpu_gets_its_cache_from_what_is_reserved(memory: int, cache: str) -> None:
+    adapter, launch = ADAPTERS[Engine.VLLM], replace(LAUNCH, entry="", args=(), memory=memory)
+    assert adapter.command(Path("p"), launch)[-1] == "--enforce-eager"
+    assert adapter.environment(launch) == {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": cache}
+
+
+def test_sglang_command() -> None:
+    assert " ".join(ADAPTERS[Engine.SGLANG].command(Path("/env/bin/python"), ON_GPUS)) == (
+        "/env/bin/python -m sglang.launch_server --host 127.0.0.1 --port 21005 --model-path /data/weights/tiny-abc "
+        "--served-model-name tiny --context-length 2048 --max-running-requests 4 --enable-metrics "
+        "--tensor-parallel-size 2 --dtype half"
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpus", "packages"),
+    [
+        (Engine.LLAMACPP, False, ("xllamacpp==7",)),
+        (Engine.VLLM, True, ("vllm==7",)),
+        (Engine.VLLM, False, ("vllm-cpu==7",)),
+        (Engine.SGLANG, True, ("sglang==7",)),
+    ],
+)
+def test_packages_are_exact(engine: Engine, gpus: bool, packages: tuple[str, ...]) -> None:
+    assert ADAPTERS[engine].packages("7", gpus=gpus) == packages
+
+
+@pytest.mark.parametrize(
+    ("engine", "metrics", "count"),
+    [
+        (Engine.LLAMACPP, "# HELP x\nllamacpp:requests_processing 2\nllamacpp:requests_deferred 3\n", 5),
+        (Engine.LLAMACPP, "llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n", 0),
+        (Engine.LLAMACPP, "llamacpp:tokens_predicted_total 9\n", None),
+        (Engine.LLAMACPP, "", None),
+        (
+            Engine.VLLM,
+            (
+                'vllm:num_requests_running{engine="0",model_name="a b"} 1.0\n'
+                'vllm:num_requests_waiting{engine="0",model_name="a b"} 2.0\n'
+                'vllm:num_requests_waiting_by_reason{reason="x"} 7.0\n'
+            ),
+            3,
+        ),
+        (Engine.SGLANG, 'sglang:num_running_reqs{model_name="m"} 4.0\nsglang:num_queue_reqs{model_name="m"} 0.0\n', 4),
+    ],
+)
+def test_in_flight(engine: Engine, metrics: str, count: int | None) -> None:
+    assert ADAPTERS[engine].in_flight(metrics) == count
+
+
+@pytest.mark.parametrize("line", ["m", "m ", "m x", "m{", "m{} ", "{} 1", "m 1 1700000000"])
+def test_metrics_that_are_not_as_expected_do_not_break_it(line: str) -> None:
+    assert gauge_sum(f"{line}\n", ("m",)) in (None, 1)
+
+
+# Lines as the engines wrote them: llama.cpp from this machine, vLLM from its measured starts.
+DIAGNOSES = [
+    (
+        Engine.LLAMACPP,
+        1,
+        ("0.00.035.016 E gguf_init_from_reader: failed to read key-value pairs\n"
+        "0.00.046.424 E llama_model_load: error loading model: llama_model_loader: failed to load model from x\n"
+        "0.00.047.132 E srv          init: exiting due to model loading error"),
+        Reason.WEIGHTS_CORRUPT,
+        "gguf_init_from_reader: failed to read key-value pairs (exit code 1)",
+    ),
+    (
+        Engine.LLAMACPP,
+        1,
+        "0.00.069.395 E llama_model_load: error loading model: unknown model architecture: 'llbma'",
+        Reason.UNSUPPORTED_ARCHITECTURE,
+        "llama_model_load: error loading model: unknown model architecture: 'llbma' (exit code 1)",
+    ),
+    (Engine.LLAMACPP, None, "", Reason.EXITED, "the engine ended: killed by signal 9"),
+    (Engine.LLAMACPP, None, "0.02.1 I srv: all slots are idle", Reason.EXITED, "the engine ended: killed by signal 9"),
+    (Engine.LLAMACPP, 0, "0.02.1 I srv: bye", Reason.EXITED, "srv: bye (exit code 0)"),
+    (
+        Engine.VLLM,
+        2,
+        "usage: api_server.py\napi_server.py: error: unrecognized arguments: --no-such-flag",
+        Reason.BAD_FLAG,
+        "api_server.py: error: unrecognized arguments: --no-such-flag (exit code 2)",
+    ),
+    (
+        Engine.VLLM,
+        1,
+        ("OSError: [Errno 98] Address already in use\nRuntimeError: Engine core initialization failed. "
+        "See root cause above. Failed core proc(s): {}"),
+        Reason.PORT_IN_USE,
+        "OSError: [Errno 98] Address already in use (exit code 1)",
+    ),
+    (
+        Engine.VLLM,
+        1,
+        ("(Worker pid=7) safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge\n"
+        "RuntimeError: Engine core initialization failed."),
+        Reason.WEIGHTS_CORRUPT,
+        ("(Worker pid=7) safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge "
+        "(exit code 1)"),
+    ),
+    (
+        Engine.VLLM,
+        1,
+        "ValueError: decrease --gpu-memory-utilization or reduce CPU memory used by other processes\nbye",
+        Reason.OUT_OF_MEMORY,
+        "ValueError: decrease --gpu-memory-utilization or reduce CPU memory used by other processes (exit code 1)",
+    ),
+    (
+        Engine.VLLM,
+        1,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        Reason.GPU_OUT_OF_MEMORY,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (exit code 1)",
+    ),
+    (
+        Engine.VLLM,
+        1,
+        "ValueError: Model architectures ['NoSuch'] are not supported for now. Supported architectures: dict_keys([])",
+        Reason.UNSUPPORTED_ARCHITECTURE,
+        ("ValueError: Model architectures ['NoSuch'] are not supported for now. Supported architectures: dict_keys([]) "
+        "(exit code 1)"),
+    ),
+    (Engine.VLLM, 0, "INFO: Application shutdown complete.", Reason.EXITED,
+     "INFO: Application shutdown complete. (exit code 0)"),
+    (
+        Engine.SGLANG,
+        1,
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        Reason.GPU_OUT_OF_MEMORY,
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. (exit code 1)",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "code", "log", "reason", "detail"), DIAGNOSES)
+def test_diagnosis(engine: Engine, code: int | None, log: str, reason: Reason, detail: str) -> None:
+    status = ExitStatus(code=code, signal=9 if code is None else None)
+    assert ADAPTERS[engine].diagnose(status, log) == Failure(reason=reason, detail=detail)
+
+
+def test_a_kill_by_the_kernel_is_out_of_memory() -> None:
+    failure = ADAPTERS[Engine.LLAMACPP].diagnose(ExitStatus(signal=9, oom=True), "slots are idle")
+    assert failure == Failure(
+        reason=Reason.OUT_OF_MEMORY, detail="killed by signal 9 while the kernel was out of memory"
+    )
+    assert ADAPTERS[Engine.LLAMACPP].diagnose(ExitStatus(code=1, oom=True), "x").reason is Reason.EXITED
+
+
+def test_an_endless_line_is_cut() -> None:
+    failure = ADAPTERS[Engine.VLLM].diagnose(ExitStatus(code=1), "x" * 10_000)
+    assert len(failure.detail) < MAX_LINE + 40
+
+
+# -- the real llama.cpp -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def real(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
+    if not (os.environ.get(ENGINE) and os.environ.get(MODEL)):
+        pytest.skip(f"{ENGINE} and {MODEL} name no llama.cpp and no model")
+    supervisor, adapter, port = Supervisor(Layout(tmp_path)), ADAPTERS[Engine.LLAMACPP], free_ports(1)
+
+    async def start(model: Path, *args: str, at: int = port, context: int = 256) -> EngineProcess:
+        launch = Launch(
+            host="127.0.0.1",
+            port=at,
+            weights=model.parent,
+            entry=model.name,
+            weights_size=0,
+            alias="tiny",
+            context_length=context,
+            concurrency=2,
+            memory=0,
+            args=args,
+        )
+        command = adapter.command(Path(os.environ[ENGINE]), launch)
+        stem = supervisor.next_stem(ShardRef(replica="real-0", generation=1))
+        return await supervisor.launch(stem, command, adapter.environment(launch))
+
+    async def end(process: EngineProcess) -> Failure:
+        status = await until(lambda: supervisor.ended(process), 30)
+        return adapter.diagnose(status, supervisor.tail(process.stem))
+
+    async with Probe() as probe:
+        yield SimpleNamespace(
+            start=start, end=end, supervisor=supervisor, probe=probe, url=f"http://127.0.0.1:{port}", port=port,
+            model=Path(os.environ[MODEL]), tmp=tmp_path,
+        )  # fmt: skip
+    for stem in supervisor.running_launches():
+        found = supervisor.find(stem)
+        if found is not None:
+            await supervisor.stop(found, 0)
+
+
+async def test_llamacpp_serves_and_stops(real: SimpleNamespace) -> None:
+    process = await real.start(real.model, "n_batch=64", "sampling.temp=0", "warmup=false")
+
+    async def serves() -> bool:
+        assert real.supervisor.ended(process) is None, real.supervisor.tail(process.stem)
+        return bool((await real.probe.health(real.url, "/health")).health is Health.SERVING)
+
+    await until(serves, 30)
+    async with httpx.AsyncClient() as http:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        answer = (await http.post(f"{real.url}/v1/chat/completions", json=body, timeout=30)).json()
+        models = (await http.get(f"{real.url}/v1/models")).json()
+    assert answer["usage"]["completion_tokens"] >= 1
+    assert [model["id"] for model in models["data"]] == ["tiny"]
+    assert ADAPTERS[Engine.LLAMACPP].in_flight(await real.probe.metrics(real.url)) == 0
+    assert await real.supervisor.stop(process, 10) is False
+    assert real.supervisor.ended(process) == ExitStatus(signal=15)
+
+
+@pytest.mark.parametrize(
+    ("bytes_kept", "telling"),
+    [(1_000_000, "failed to read"), (60_000_000, "is not within the file bounds"), (0, "failed to read")],
+)
+async def test_a_truncated_model(real: SimpleNamespace, bytes_kept: int, telling: str) -> None:
+    cut = real.tmp / "cut.gguf"
+    with real.model.open("rb") as stream:
+        cut.write_bytes(stream.read(bytes_kept))
+    failure = await real.end(await real.start(cut))
+    assert failure.reason is Reason.WEIGHTS_CORRUPT
+    assert telling in failure.detail
+    assert failure.detail.endswith("(exit code 1)")
+
+
+async def test_a_text_file(real: SimpleNamespace) -> None:
+    text = real.tmp / "text.gguf"
+    text.write_text("hello, world, I am no model")
+    failure = await real.end(await real.start(text))
+    assert failure.reason is Reason.WEIGHTS_CORRUPT
+    assert "invalid magic characters: 'hell'" in failure.detail
+
+
+async def test_a_model_that_is_not_there(real: SimpleNamespace) -> None:
+    assert (await real.end(await real.start(real.tmp / "absent.gguf"))).reason is Reason.WEIGHTS_MISSING
+
+
+async def test_an_architecture_nobody_knows(real: SimpleNamespace) -> None:
+    other = real.tmp / "other.gguf"
+    name = b"\x05\x00\x00\x00\x00\x00\x00\x00llama"
+    other.write_bytes(real.model.read_bytes().replace(name, name.replace(b"llama", b"llbma"), 1))
+    failure = await real.end(await real.start(other))
+    assert failure.reason is Reason.UNSUPPORTED_ARCHITECTURE
+    assert "'llbma'" in failure.detail
+
+
+async def test_a_port_that_is_taken(real: SimpleNamespace) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        failure = await real.end(await real.start(real.model, at=port))
+    assert failure.reason is Reason.PORT_IN_USE
+    assert str(port) in failure.detail
+
+
+async def test_a_context_beyond_all_memory(real: SimpleNamespace) -> None:
+    failure = await real.end(await real.start(real.model, context=10_000_000))
+    assert failure.reason is Reason.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("no_such=1", "llama.cpp has no setting 'no_such'"),
+        ("n_batch", "write it as key=value"),
+        ("n_batch=many", "invalid literal"),
+        ("warmup=maybe", "true or false is expected"),
+        ("api_keys=k", "is set by llmgw or closed"),
+        ("model.path=/etc/passwd", "is set by llmgw or closed"),
+        ("--port=1", "is set by llmgw or closed"),
+        ("hostnames=0.0.0.0", "is set by llmgw or closed"),
+        ("sampling=x", "cannot be given as text"),
+        ("__class__=x", "has no setting"),
+        ("n_batch=99999999999999999999", "bad argument"),
+    ],
+)
+async def test_a_bad_argument(real: SimpleNamespace, argument: str, why: str) -> None:
+    failure = await real.end(await real.start(real.model, argument))
+    assert failure.reason is Reason.BAD_FLAG
+    assert why in failure.detail
+    assert failure.detail.endswith("(exit code 2)")

@@ -1,0 +1,168 @@
+"""Engine installations for real, from a package made here: once, whole, and never a broken one."""
+
+import asyncio
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.engines import ADAPTERS
+from agent.install import Installs, install_environment, telling_line
+from fleet.reasons import Reason, StepError
+from fleet.spec import Engine
+from runtime.config import EngineConfig
+from tests.fake_engines.node import FakeAdapter
+from tests.waiting import until
+
+
+def wheel(directory: Path, version: str, code: str = "") -> Path:
+    """A wheel `tinyengine` of that version."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"tinyengine-{version}-py3-none-any.whl"
+    info = f"tinyengine-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tinyengine.py", code)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tinyengine\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@dataclass(frozen=True)
+class WheelAdapter(FakeAdapter):
+    """Installs a wheel from the disk, so that no network is asked."""
+
+    module: str = "tinyengine"
+    wheels: Path = Path()
+
+    def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
+        return (str(self.wheels / f"tinyengine-{version}-py3-none-any.whl"),)
+
+
+def installs(tmp_path: Path, config: EngineConfig) -> Installs:
+    adapters = {Engine.LLAMACPP: WheelAdapter(wheels=tmp_path / "wheels")}
+    return Installs(tmp_path / "engines", {Engine.LLAMACPP: config}, adapters)
+
+
+async def test_two_starts_install_once_and_a_later_agent_not_again(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "1.0")
+    first, second = (installs(tmp_path, EngineConfig(version="1.0")) for _ in range(2))
+    assert [offer.installed for offer in first.offers()] == [False]
+    pythons = await asyncio.gather(
+        first.ensure(Engine.LLAMACPP, gpus=False), second.ensure(Engine.LLAMACPP, gpus=False)
+    )
+    assert pythons[0] == pythons[1]
+    assert len([path for path in (tmp_path / "engines").iterdir() if path.is_dir()]) == 1
+    process = await asyncio.create_subprocess_exec(str(pythons[0]), "-c", "import tinyengine")
+    assert await process.wait() == 0
+    later = installs(tmp_path, EngineConfig(version="1.0"))
+    assert later.python(Engine.LLAMACPP) == pythons[0]
+    assert [(offer.version, offer.installed) for offer in later.offers()] == [("1.0", True)]
+    assert installs(tmp_path, EngineConfig(version="2.0")).python(Engine.LLAMACPP) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "telling"),
+    [("1.0", "raise ImportError('libtiny.so is missing')", "ImportError: libtiny.so is missing"), ("9.9", None, "9.9")],
+)
+async def test_a_broken_install_is_an_answer_and_leaves_nothing(
+    tmp_path: Path, version: str, code: str | None, telling: str
+) -> None:
+    if code is not None:
+        wheel(tmp_path / "wheels", version, code)
+    with pytest.raises(StepError) as caught:
+        await installs(tmp_path, EngineConfig(version=version)).ensure(Engine.LLAMACPP, gpus=False)
+    assert caught.value.failure.reason is Reason.INSTALL_FAILED
+    assert telling in caught.value.failure.detail
+    assert str(tmp_path / "engines") in caught.value.failure.detail
+    assert [path for path in (tmp_path / "engines").iterdir() if path.is_dir()] == []
+    assert installs(tmp_path, EngineConfig(version=version)).python(Engine.LLAMACPP) is None
+
+
+async def test_a_cancelled_install_leaves_no_process_and_no_directory(tmp_path: Path) -> None:
+    mark = tmp_path / "importing"
+    wheel(
+        tmp_path / "wheels",
+        "1.0",
+        f"import os, signal\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\nsignal.pause()",
+    )
+    made = installs(tmp_path, EngineConfig(version="1.0"))
+    task = asyncio.create_task(made.ensure(Engine.LLAMACPP, gpus=False))
+    pid = await until(lambda: mark.exists() and mark.read_text(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not Path(f"/proc/{pid}").exists()
+    assert [path for path in (tmp_path / "engines").iterdir() if path.is_dir()] == []
+
+
+async def test_what_a_killed_install_left_goes_with_the_next(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "1.0")
+    left = tmp_path / "engines" / "llamacpp-1.0-0badcafe"
+    other = tmp_path / "engines" / "llamacpp-1.0.post1-0badcafe"
+    for path in (left, other):
+        path.mkdir(parents=True)
+    (tmp_path / "engines" / "llamacpp-1.0.json").write_text("{")
+    await installs(tmp_path, EngineConfig(version="1.0")).ensure(Engine.LLAMACPP, gpus=False)
+    assert not left.exists()
+    assert other.exists()
+
+
+async def test_an_interpreter_of_ones_own_is_used_as_it_is(tmp_path: Path) -> None:
+    made = installs(tmp_path, EngineConfig(bin=Path(sys.executable)))
+    assert await made.ensure(Engine.LLAMACPP, gpus=False) == Path(sys.executable)
+    assert not (tmp_path / "engines").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "telling"),
+    [
+        (Engine.LLAMACPP, EngineConfig(bin=Path("/no/such/python")), "/no/such/python"),
+        (Engine.SGLANG, EngineConfig(), "neither version nor bin"),
+        (Engine.VLLM, None, "does not name the engine vllm"),
+    ],
+)
+async def test_what_cannot_be_offered(
+    tmp_path: Path, engine: Engine, config: EngineConfig | None, telling: str
+) -> None:
+    made = Installs(tmp_path / "engines", {} if config is None else {engine: config}, ADAPTERS)
+    with pytest.raises(StepError, match=telling) as caught:
+        await made.ensure(engine, gpus=False)
+    assert caught.value.failure.reason is Reason.ENGINE_MISSING
+
+
+def test_an_installer_gets_the_indexes_and_nothing_else() -> None:
+    environ = {
+        "PATH": "/bin",
+        "PIP_INDEX_URL": "https://mirror.example/simple",
+        "PIP_CERT": "/ca.pem",
+        "UV_CACHE_DIR": "/cache",
+        "HTTPS_PROXY": "http://proxy",
+        "HF_TOKEN": "t",
+        "TEMPORAL_API_KEY": "k",
+    }
+    assert install_environment(environ) == {
+        "PATH": "/bin",
+        "PIP_INDEX_URL": "https://mirror.example/simple",
+        "PIP_CERT": "/ca.pem",
+        "UV_CACHE_DIR": "/cache",
+        "HTTPS_PROXY": "http://proxy",
+        "UV_DEFAULT_INDEX": "https://mirror.example/simple",
+        "SSL_CERT_FILE": "/ca.pem",
+    }
+    assert install_environment({**environ, "UV_DEFAULT_INDEX": "https://own"})["UV_DEFAULT_INDEX"] == "https://own"
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("Using CPython 3.11\n  × No solution found:\n  ╰─▶ Because x was not found\n\n      hint: try y\n",
+         "Because x was not found"),
+        ("Traceback:\nImportError: libx.so\n", "ImportError: libx.so"),
+        ("", "it said nothing"),
+    ],
+)  # fmt: skip
+def test_telling_line(output: str, line: str) -> None:
+    assert telling_line(output) == line
