@@ -9,8 +9,14 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import CHECK_FIT, QUERY_SNAPSHOT, CheckRequest, CheckResult, Snapshot, fleet_id
-from activities.heartbeats import beating
+from activities.contract import (
+    CHECK_FIT,
+    QUERY_SNAPSHOT,
+    CheckRequest,
+    CheckResult,
+    Snapshot,
+    fleet_id,
+)
 from fleet.architectures import ARCHITECTURES, FORMATS, engine_for
 from fleet.fit import (
     Estimate,
@@ -47,9 +53,8 @@ class Check:
     async def check_fit(self, request: CheckRequest) -> CheckResult:
         """Raises StepError: WEIGHTS_UNREADABLE, WEIGHTS_MISSING, UNSUPPORTED_ARCHITECTURE, BAD_INPUT, FIT_UNKNOWN,
         DOES_NOT_FIT. A fleet without a node that could answer is no failure: the verdict is then UNKNOWN."""
-        async with beating(dict):
-            shape = await in_thread(read_shape, request.weights)
-            return decide(shape, request.weights, request.request, await self._snapshot(request.cell))
+        shape = await in_thread(read_shape, request.weights)
+        return decide(shape, request.weights, request.request, await self._snapshot(request.cell))
 
     async def _snapshot(self, cell: str) -> FleetState:
         handle = self._client.get_workflow_handle(fleet_id(cell))

@@ -7,13 +7,13 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.contract import MIRROR_MODEL, MirrorRequest, MirrorResult
-from activities.heartbeats import beating
 from activities.registry import read_token
 from fleet.reasons import Reason, StepError
 from fleet.repos import INDEX, weights_id
 from fleet.spec import ResolvedModel, Weights
 from runtime.config import HubConfig, MirrorConfig
 from runtime.download import in_thread
+from runtime.progress import reporting
 from runtime.transfer import fetch
 
 MAX_INDEX = 64 * 1024**2
@@ -38,7 +38,7 @@ class Mirror:
         def show(done: int, total: int) -> None:
             progress.update(done_bytes=done, total_bytes=total)
 
-        async with beating(lambda: progress):
+        async with reporting(lambda: dict(progress)):
             fetched = await fetch(
                 resolved.files,
                 lambda file: file.url,

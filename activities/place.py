@@ -11,12 +11,10 @@ from activities.contract import (
     CommitResult,
     PassPlan,
     PlaceRequest,
-    ShardRef,
     Snapshot,
-    StartShard,
-    StartShards,
     fleet_id,
 )
+from activities.node_contract import ShardRef, StartShard, StartShards
 from fleet.planning import Plan, Step, plan
 from fleet.reasons import Reason, StepError
 from fleet.state import FleetState

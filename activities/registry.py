@@ -23,7 +23,6 @@ from huggingface_hub.errors import (
 from temporalio import activity
 
 from activities.contract import RESOLVE_MODEL, ResolveRequest
-from activities.heartbeats import beating
 from fleet.reasons import Reason, StepError
 from fleet.repos import RepoRef, check_path, check_paths, choose_files, parse_repo, shards_beside
 from fleet.spec import ModelFile, ResolvedModel
@@ -47,12 +46,11 @@ class Registry:
         """Raises StepError: BAD_INPUT, REPO_NOT_FOUND, REPO_FORBIDDEN, NO_WEIGHTS, WEIGHTS_UNREADABLE,
         HUB_UNREACHABLE."""
         ref = parse_repo(request.repo)
-        async with beating(dict):
-            if ref.scheme == "file":
-                return await in_thread(_resolve_path, ref)
-            if ref.scheme == "https":
-                return await _resolve_url(ref)
-            return await in_thread(self._resolve_hub, ref)
+        if ref.scheme == "file":
+            return await in_thread(_resolve_path, ref)
+        if ref.scheme == "https":
+            return await _resolve_url(ref)
+        return await in_thread(self._resolve_hub, ref)
 
     def _resolve_hub(self, ref: RepoRef) -> ResolvedModel:
         where = f"{ref.location}@{ref.revision}" if ref.revision else ref.location

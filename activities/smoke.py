@@ -8,7 +8,6 @@ import httpx
 from temporalio import activity
 
 from activities.contract import SMOKE_TEST, SmokeRequest, SmokeResult
-from activities.heartbeats import beating
 from fleet.reasons import Reason, StepError
 
 TIMEOUT_S = 60.0
@@ -38,7 +37,6 @@ class Smoke:
         try:
             # The deadline is on the whole answer: the client's own would start again with each byte.
             async with (
-                beating(dict),
                 asyncio.timeout(self._timeout_s),
                 httpx.AsyncClient(timeout=None, trust_env=False) as client,  # noqa: S113
             ):

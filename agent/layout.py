@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.contract import ShardRef
+from activities.node_contract import ShardRef
 from fleet.reasons import Reason, StepError
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,120}")

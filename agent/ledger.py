@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from activities.contract import ShardRef
+from activities.node_contract import ShardRef
 from agent.layout import shard_key
 from agent.supervisor import EngineProcess
 from fleet.reasons import Failure

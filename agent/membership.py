@@ -19,9 +19,9 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import (
+from activities.contract import CONTROL_QUEUE, node_id
+from activities.node_contract import (
     ATTEND,
-    CONTROL_QUEUE,
     JOIN,
     LEAVE,
     NODE_WORKFLOW,
@@ -38,7 +38,6 @@ from activities.contract import (
     RunningShard,
     ShardChange,
     ShardRef,
-    node_id,
 )
 from agent.inventory import notable
 from agent.ledger import Ledger

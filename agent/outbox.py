@@ -2,7 +2,7 @@
 
 import asyncio
 
-from activities.contract import ShardChange, ShardHealth, ShardRef
+from activities.node_contract import ShardChange, ShardHealth, ShardRef
 
 
 class Outbox:

@@ -3,7 +3,12 @@
 import asyncio
 import logging
 
-from activities.contract import RunningShard, ShardChange, ShardHealth, ShardRef
+from activities.node_contract import (
+    RunningShard,
+    ShardChange,
+    ShardHealth,
+    ShardRef,
+)
 from agent.ledger import Entry
 from agent.probe import Health
 from agent.spans import step

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from opentelemetry.trace import SpanKind
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.contract import (
+from activities.node_contract import (
     DRAIN_SHARD,
     PREFLIGHT,
     START_SHARD,
@@ -19,7 +19,6 @@ from activities.contract import (
     PreflightRequest,
     PreflightResult,
     StartedShard,
-    StartProgress,
     StartShard,
     StoppedShard,
     StopShard,
@@ -32,9 +31,8 @@ from agent.weights import WeightStore
 from fleet.reasons import Failure, Reason, StepError
 from fleet.render import size
 from fleet.state import CPU, Inventory
+from runtime.progress import reporting
 
-BEAT_S = 0.5
-"""The SDK throttles heartbeats itself; a cancellation is seen with the next one it sends."""
 AGENT_STOPS = "agent_stops"
 """Error type of an act that the next agent goes on with; retryable."""
 
@@ -61,29 +59,27 @@ class Shards:
             "llmgw.engine": request.engine.value,
         }
         progress = Progress()
-        async with beating(lambda: progress.now):
+        async with reporting(lambda: progress.now):
             with step("start shard", attributes, kind=SpanKind.CONSUMER), located(self._node):
                 return await self._turns.start(request, progress)
 
     @activity.defn(name=DRAIN_SHARD)
     async def drain_shard(self, request: DrainShard) -> DrainedShard:
         """Wait until the engine has nothing in flight, or the deadline."""
-        async with beating():
-            with step("drain shard", self._turns.attributes(request.shard)) as span, located(self._node):
-                entry = self._ledger.entry(request.shard)
-                started = time.monotonic()
-                left = 0
-                if entry is not None and entry.shard.generation == request.shard.generation:
-                    left = await self._turns.drain(entry, request.deadline_s)
-                span.set_attribute("llmgw.left_in_flight", left)
-                return DrainedShard(left_in_flight=left, seconds=time.monotonic() - started)
+        with step("drain shard", self._turns.attributes(request.shard)) as span, located(self._node):
+            entry = self._ledger.entry(request.shard)
+            started = time.monotonic()
+            left = 0
+            if entry is not None and entry.shard.generation == request.shard.generation:
+                left = await self._turns.drain(entry, request.deadline_s)
+            span.set_attribute("llmgw.left_in_flight", left)
+            return DrainedShard(left_in_flight=left, seconds=time.monotonic() - started)
 
     @activity.defn(name=STOP_SHARD)
     async def stop_shard(self, request: StopShard) -> StoppedShard:
         """End this generation, and any older one, with everything it started. What is gone is a success."""
-        async with beating():
-            with located(self._node):
-                return await self._turns.stop(request.shard, request.grace_s)
+        with located(self._node):
+            return await self._turns.stop(request.shard, request.grace_s)
 
     @activity.defn(name=PREFLIGHT)
     async def preflight(self, request: PreflightRequest) -> PreflightResult:
@@ -99,10 +95,11 @@ class Shards:
                 reason=Reason.DISK,
                 detail=f"the weights need {size(request.weights.size)} of disk, {size(inventory.disk_free)} is free",
             )
-        elif request.need.gpus == 0 and request.need.memory > cpu.usable:
+        elif request.need.gpus == 0 and request.need.memory > cpu.total:
+            # What others hold may be free again by the time it is placed: placement waits for that, and says so.
             failure = Failure(
                 reason=Reason.MEMORY,
-                detail=f"one shard needs {size(request.need.memory)} of RAM, {size(cpu.usable)} is not held by others",
+                detail=f"one shard needs {size(request.need.memory)} of RAM, the node has {size(cpu.total)}",
             )
         return PreflightResult(
             failure=failure.model_copy(update={"node": self._node}) if failure is not None else None,
@@ -111,25 +108,6 @@ class Shards:
             engine_version=offer.version if offer is not None else "",
             engine_installed=offer is not None and offer.installed,
         )
-
-
-@asynccontextmanager
-async def beating(progress: Callable[[], StartProgress] | None = None) -> AsyncIterator[None]:
-    """Heartbeat while the block runs, with the progress as it is then."""
-
-    async def beat() -> None:
-        while True:
-            if progress is None:
-                activity.heartbeat()
-            else:
-                activity.heartbeat(progress())
-            await asyncio.sleep(BEAT_S)
-
-    task = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        task.cancel()
 
 
 @contextmanager

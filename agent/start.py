@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from activities.contract import StartPhase, StartProgress, StartShard
+from activities.node_contract import StartPhase, StartProgress, StartShard
 from agent.engines.adapter import Adapter, Launch
 from agent.install import Installs
 from agent.inventory import ram

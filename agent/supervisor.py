@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from activities.contract import ShardRef
+from activities.node_contract import ShardRef
 from agent.engines.adapter import ExitStatus
 from agent.layout import Layout
 from agent.processes import Mark, alive, boot_id, environment, family, mark, pids, reap, send, stat

@@ -9,7 +9,12 @@ from typing import NoReturn
 
 from temporalio import activity
 
-from activities.contract import ShardRef, StartedShard, StartShard, StoppedShard
+from activities.node_contract import (
+    ShardRef,
+    StartedShard,
+    StartShard,
+    StoppedShard,
+)
 from agent.layout import shard_key
 from agent.ledger import Entry
 from agent.spans import step

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from activities.contract import ShardChange, ShardHealth, ShardRef
+from activities.node_contract import ShardChange, ShardHealth, ShardRef
 from agent.engines.adapter import Adapter, ExitStatus
 from agent.layout import shard_key
 from agent.ledger import Entry, Ledger

@@ -1,15 +1,13 @@
 """ctl's composition root: every command, and the one place where an expected error becomes a sentence."""
 
-import contextlib
 import logging
-import os
-import sys
 
 import typer
 
 from cli import checks, demo, model, node, replica, system, trace
 from cli.console import InterruptedRun, note
 from cli.errors import EXPECTED, sentence
+from runtime.process import run_and_exit
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -34,21 +32,10 @@ app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_
 
 
 def main() -> None:
-    """Run one command, and end without taking the interpreter apart.
-
-    The Temporal SDK's own threads may hold the interpreter's lock just then, and about one run in ten would end with
-    "Fatal Python error: PyGILState_Release" instead of its exit code.
-    """
+    """Run one command."""
     # The SDK logs what it retries; the operator gets the outcome.
     logging.getLogger().addHandler(logging.NullHandler())
-    code = 1
-    try:
-        code = _run()
-    finally:
-        if sys.exc_info()[0] is not None:
-            sys.excepthook(*sys.exc_info())
-        _flush()
-        os._exit(code)
+    run_and_exit(_run)
 
 
 def _run() -> int:
@@ -62,12 +49,6 @@ def _run() -> int:
     except InterruptedRun:
         return INTERRUPTED
     return 0
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the reader of a pipe may be gone
-            stream.flush()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,12 @@ from typing import Annotated
 import typer
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
-from activities.contract import CONTROL_QUEUE, RECONCILE_WORKFLOW, PassPlan, reconcile_id
+from activities.contract import (
+    CONTROL_QUEUE,
+    RECONCILE_WORKFLOW,
+    PassPlan,
+    reconcile_id,
+)
 from cli.console import JsonFlag, note, out, print_json, print_table, run, say, table
 from cli.embedded import AskedPorts, down, up
 from cli.errors import CtlError

@@ -19,6 +19,7 @@ from gateway.relay import Relay, relay_client
 from gateway.routes import FleetRoutes, RouteTable
 from runtime import tracing
 from runtime.config import ConfigError, ServerConfig, load
+from runtime.process import run_and_exit
 
 DRAIN_S = 5
 """How long answers under way may take after SIGTERM."""
@@ -30,7 +31,7 @@ class PortError(Exception):
     """The address cannot be listened on; the text is one sentence."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; exit code 2 for a wrong configuration, 1 for an address that is taken."""
     parser = argparse.ArgumentParser(prog="gateway", description="llmgw's OpenAI-compatible front door")
     parser.add_argument("--config", type=Path, required=True, help="server.yaml")
@@ -44,13 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         listener = _listen(config.gateway.host, port)
     except (ConfigError, PortError) as error:
         sys.stderr.write(f"gateway: {error}\n")
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        return 2 if isinstance(error, ConfigError) else 1
     flush = tracing.install(config.tracing, "llmgw-gateway")
     try:
         with listener:
             asyncio.run(_serve(config, listener))
     finally:
         flush()
+    return 0
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -116,4 +118,4 @@ class _Server(uvicorn.Server):
 
 
 if __name__ == "__main__":
-    main()
+    run_and_exit(main)

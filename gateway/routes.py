@@ -10,7 +10,12 @@ from temporalio.client import Client
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import QUERY_ROUTES, Route, Routes, fleet_id
+from activities.contract import (
+    QUERY_ROUTES,
+    Route,
+    Routes,
+    fleet_id,
+)
 from gateway.balance import Balance
 from runtime.temporal import UnreachableError, connect
 

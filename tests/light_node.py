@@ -14,8 +14,8 @@ from temporalio.client import Client, WithStartWorkflowOperation
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.worker import Worker
 
-from activities import contract
-from activities.contract import (
+from activities import contract, node_contract
+from activities.node_contract import (
     AttendRequest,
     DrainedShard,
     DrainShard,
@@ -104,7 +104,7 @@ class LightNode:
     async def join(self) -> JoinAnswer:
         """Introduce this process."""
         answer: JoinAnswer = await self.client.execute_update_with_start_workflow(
-            contract.JOIN,
+            node_contract.JOIN,
             JoinRequest(
                 node=self.name,
                 incarnation=self.incarnation,
@@ -112,7 +112,7 @@ class LightNode:
                 shards=tuple(self.running.values()),
             ),
             start_workflow_operation=WithStartWorkflowOperation(
-                contract.NODE_WORKFLOW,
+                node_contract.NODE_WORKFLOW,
                 NodeInput(node=self.name, cell=self.cell, terms=self.terms),
                 id=contract.node_id(self.name),
                 task_queue=contract.CONTROL_QUEUE,
@@ -128,15 +128,15 @@ class LightNode:
         change = ShardChange(shard=shard, health=ShardHealth.EXITED, failure=failure)
         handle = self.client.get_workflow_handle(contract.node_id(self.name))
         report = Report(node=self.name, incarnation=self.incarnation, changes=(change,))
-        await handle.execute_update(contract.REPORT, report, result_type=Reported)
+        await handle.execute_update(node_contract.REPORT, report, result_type=Reported)
 
     async def leave(self) -> None:
         """Go away on purpose."""
         handle = self.client.get_workflow_handle(contract.node_id(self.name))
         leave = Leave(node=self.name, incarnation=self.incarnation)
-        await handle.execute_update(contract.LEAVE, leave, result_type=Reported)
+        await handle.execute_update(node_contract.LEAVE, leave, result_type=Reported)
 
-    @activity.defn(name=contract.ATTEND)
+    @activity.defn(name=node_contract.ATTEND)
     async def attend(self, request: AttendRequest) -> None:
         self.attending.set()
         try:
@@ -146,13 +146,13 @@ class LightNode:
         finally:
             self.attending.clear()
 
-    @activity.defn(name=contract.PREFLIGHT)
+    @activity.defn(name=node_contract.PREFLIGHT)
     async def preflight(self, request: PreflightRequest) -> PreflightResult:
         return PreflightResult(
             free_memory=self.inventory.devices[0].total, free_disk=self.inventory.disk_free, engine_installed=True
         )
 
-    @activity.defn(name=contract.START_SHARD)
+    @activity.defn(name=node_contract.START_SHARD)
     async def start_shard(self, request: StartShard) -> StartedShard:
         self.started.append(request)
         beat = asyncio.create_task(self._beat())
@@ -169,12 +169,12 @@ class LightNode:
             activity.heartbeat()
             await asyncio.sleep(0.2)
 
-    @activity.defn(name=contract.DRAIN_SHARD)
+    @activity.defn(name=node_contract.DRAIN_SHARD)
     async def drain_shard(self, request: DrainShard) -> DrainedShard:
         self.drained.append(request.shard)
         return DrainedShard(left_in_flight=0, seconds=0.0)
 
-    @activity.defn(name=contract.STOP_SHARD)
+    @activity.defn(name=node_contract.STOP_SHARD)
     async def stop_shard(self, request: StopShard) -> StoppedShard:
         self.stopped.append(request.shard)
         return StoppedShard(was_running=self.running.pop(request.shard, None) is not None)

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.contract import (
-    RunningShard,
-    StoppedShard,
-)
+from activities.node_contract import RunningShard, StoppedShard
 from agent.probe import Probe
 from agent.recovery import adopt, recover, running
 from fleet.reasons import Reason

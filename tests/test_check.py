@@ -12,7 +12,13 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import Worker
 
 from activities.check import Check, decide, read_shape
-from activities.contract import QUERY_SNAPSHOT, CheckRequest, CheckResult, Snapshot, fleet_id
+from activities.contract import (
+    QUERY_SNAPSHOT,
+    CheckRequest,
+    CheckResult,
+    Snapshot,
+    fleet_id,
+)
 from fleet.fit import FitVerdict
 from fleet.reasons import Reason, StepError
 from fleet.render import size

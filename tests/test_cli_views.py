@@ -2,7 +2,12 @@
 
 import pytest
 
-from activities.contract import JobState, JobStatus, StepState, StepStatus
+from activities.contract import (
+    JobState,
+    JobStatus,
+    StepState,
+    StepStatus,
+)
 from cli.progress import LineProgress, step_line
 from cli.views import (
     MODEL_COLUMNS,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from activities.contract import ShardRef
+from activities.node_contract import ShardRef
 from agent.engines import ADAPTERS
 from agent.engines.adapter import MAX_LINE, ExitStatus, Launch, gauge_sum
 from agent.layout import Layout

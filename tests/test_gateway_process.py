@@ -17,7 +17,14 @@ from temporalio import workflow
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.contract import CONTROL_QUEUE, FLEET_WORKFLOW, QUERY_ROUTES, Route, Routes, fleet_id
+from activities.contract import (
+    CONTROL_QUEUE,
+    FLEET_WORKFLOW,
+    QUERY_ROUTES,
+    Route,
+    Routes,
+    fleet_id,
+)
 from runtime.temporal import llmgw_plugin
 from tests.gateway_fakes import engine, free_port
 from tests.waiting import until

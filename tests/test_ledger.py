@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.contract import ShardRef
+from activities.node_contract import ShardRef
 from agent.ledger import Entry, Ledger
 from agent.processes import Mark
 from agent.supervisor import EngineProcess

@@ -17,8 +17,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from temporalio.workflow import ActivityCancellationType
 
-from activities import contract
-from activities.contract import (
+from activities import contract, node_contract
+from activities.node_contract import (
     AttendRequest,
     JoinAnswer,
     JoinRequest,
@@ -42,7 +42,7 @@ SHARD = ShardRef(replica="tiny-0", generation=5)
 CHANGE = ShardChange(shard=SHARD, health=ShardHealth.EXITED, failure=Failure(reason=Reason.EXITED, detail="it ended"))
 
 
-@workflow.defn(name=contract.NODE_WORKFLOW, sandboxed=False)
+@workflow.defn(name=node_contract.NODE_WORKFLOW, sandboxed=False)
 class TinyNode:
     """Claims what it is told to claim, holds the lease it is told to hold."""
 
@@ -59,7 +59,7 @@ class TinyNode:
     async def run(self, input: NodeInput) -> None:
         await workflow.wait_condition(lambda: self.over)
 
-    @workflow.update(name=contract.JOIN)
+    @workflow.update(name=node_contract.JOIN)
     async def join(self, request: JoinRequest) -> JoinAnswer:
         self.seen["joins"].append(request.incarnation)
         if self.failing_joins:
@@ -73,7 +73,7 @@ class TinyNode:
 
     async def _attend(self, request: AttendRequest) -> None:
         await workflow.execute_activity(
-            contract.ATTEND,
+            node_contract.ATTEND,
             request,
             task_queue=contract.lease_queue(request.node, request.incarnation),
             start_to_close_timeout=timedelta(hours=1),
@@ -81,15 +81,15 @@ class TinyNode:
             cancellation_type=ActivityCancellationType.TRY_CANCEL,
         )
 
-    @workflow.update(name=contract.REPORT)
+    @workflow.update(name=node_contract.REPORT)
     def report(self, report: Report) -> Reported:
         if self.stale_reports:
             self.stale_reports -= 1
-            raise ApplicationError("join again", type=contract.STALE_INCARNATION)
+            raise ApplicationError("join again", type=node_contract.STALE_INCARNATION)
         self.seen["reports"].append([change.failure.detail for change in report.changes])
         return Reported()
 
-    @workflow.update(name=contract.LEAVE)
+    @workflow.update(name=node_contract.LEAVE)
     def leave(self, leave: Leave) -> Reported:
         self.seen["left"] = True
         return Reported()
@@ -132,7 +132,7 @@ class Member:
 @asynccontextmanager
 async def member(client: Client, node: FakeNode, **first: int) -> AsyncIterator[Member]:
     await client.start_workflow(
-        contract.NODE_WORKFLOW, NodeInput(node="n1"), id=contract.node_id("n1"), task_queue=contract.CONTROL_QUEUE
+        node_contract.NODE_WORKFLOW, NodeInput(node="n1"), id=contract.node_id("n1"), task_queue=contract.CONTROL_QUEUE
     )
     handle = client.get_workflow_handle(contract.node_id("n1"))  # of whichever run there is
     for name, value in first.items():

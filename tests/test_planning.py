@@ -106,9 +106,7 @@ def test_a_refusal_is_said_once_and_again_when_it_changes() -> None:
 
 def test_no_node_at_all_is_a_sentence() -> None:
     decided = plan(fleet({}, spec("m")), 10.0)
-    assert text(decided) == [
-        "scale up m-0: wanted 1, there are 0 → 0/0 nodes fit m: no node has joined the fleet"
-    ]
+    assert text(decided) == ["scale up m-0: wanted 1, there are 0 → 0/0 nodes fit m: no node has joined the fleet"]
 
 
 def test_gpus_are_chosen_by_free_memory_and_counted() -> None:

@@ -13,7 +13,7 @@ from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.contract import (
+from activities.node_contract import (
     DrainedShard,
     DrainShard,
     PreflightRequest,

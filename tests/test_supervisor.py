@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from activities.contract import ShardRef
+from activities.node_contract import ShardRef
 from agent.engines.adapter import ExitStatus
 from agent.layout import Layout
 from agent.processes import alive, boot_id, mark, stat

@@ -8,7 +8,7 @@ import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
-from activities import contract
+from activities import contract, node_contract
 from cli.spans import Span, SpanStore, TraceNode, trace_id_of, trace_lines, tree
 from runtime.temporal import llmgw_plugin
 from tests.system import System, system
@@ -237,7 +237,7 @@ async def test_every_history_of_a_life_replays(running: System) -> None:
         contract.FLEET_WORKFLOW,
         contract.RECONCILE_WORKFLOW,
         contract.REPLICA_WORKFLOW,
-        contract.NODE_WORKFLOW,
+        node_contract.NODE_WORKFLOW,
     }
     replayer = Replayer(workflows=WORKFLOWS, plugins=[llmgw_plugin()])
     for history in histories:

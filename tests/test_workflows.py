@@ -9,7 +9,16 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, Work
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities import contract
-from activities.contract import Done, JobState, NameArg, PassPlan, Routes, ScaleArg, ShardRef, StartShard, StepState
+from activities.contract import (
+    Done,
+    JobState,
+    NameArg,
+    PassPlan,
+    Routes,
+    ScaleArg,
+    StepState,
+)
+from activities.node_contract import ShardRef, StartShard
 from fleet.reasons import Failure, Reason, StepError
 from fleet.state import NodeState, Policy, ReplicaState, RestartPolicy
 from tests.control import Answers, Cell, control_plane

@@ -19,23 +19,25 @@ from temporalio.exceptions import (
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 from temporalio.workflow import ActivityCancellationType
 
-from activities import contract
+from activities import contract, node_contract
 from activities.contract import (
-    AttendRequest,
     CheckRequest,
     CheckResult,
-    DrainedShard,
-    DrainShard,
-    LeaseTerms,
     MirrorRequest,
     MirrorResult,
     PassPlan,
     PlaceRequest,
-    PreflightRequest,
-    PreflightResult,
     ResolveRequest,
     SmokeRequest,
     SmokeResult,
+)
+from activities.node_contract import (
+    AttendRequest,
+    DrainedShard,
+    DrainShard,
+    LeaseTerms,
+    PreflightRequest,
+    PreflightResult,
     StartedShard,
     StartShard,
     StoppedShard,
@@ -154,7 +156,7 @@ async def smoke_test(request: SmokeRequest) -> SmokeResult:
 async def preflight(node: str, request: PreflightRequest) -> PreflightResult:
     """Asks a candidate; a node that does not answer in 10 s is no candidate."""
     return await _run(
-        contract.PREFLIGHT,
+        node_contract.PREFLIGHT,
         request,
         PreflightResult,
         task_queue=contract.node_queue(node),
@@ -174,7 +176,7 @@ async def start_shard(node: str, request: StartShard) -> StartedShard:
     """
     shard = request.shard
     return await _run(
-        contract.START_SHARD,
+        node_contract.START_SHARD,
         request,
         StartedShard,
         task_queue=contract.node_queue(node),
@@ -196,7 +198,7 @@ async def start_shard(node: str, request: StartShard) -> StartedShard:
 async def drain_shard(node: str, request: DrainShard) -> DrainedShard:
     """The drain's deadline and 30 s for the way."""
     return await _run(
-        contract.DRAIN_SHARD,
+        node_contract.DRAIN_SHARD,
         request,
         DrainedShard,
         task_queue=contract.node_queue(node),
@@ -212,7 +214,7 @@ async def drain_shard(node: str, request: DrainShard) -> DrainedShard:
 async def stop_shard(node: str, request: StopShard) -> StoppedShard:
     """TERM, KILL and the GPU's memory back: two minutes are long."""
     return await _run(
-        contract.STOP_SHARD,
+        node_contract.STOP_SHARD,
         request,
         StoppedShard,
         task_queue=contract.node_queue(node),
@@ -231,7 +233,7 @@ async def attend(request: AttendRequest, terms: LeaseTerms) -> None:
     Ten years stand for "for ever". The queue is the process's own, so nobody else can take the task.
     """
     await workflow.execute_activity(
-        contract.ATTEND,
+        node_contract.ATTEND,
         request,
         task_queue=contract.lease_queue(request.node, request.incarnation),
         schedule_to_start_timeout=timedelta(seconds=terms.heartbeat_timeout_s),

@@ -22,11 +22,11 @@ from activities.contract import (
     Route,
     Routes,
     ScaleArg,
-    ShardRef,
     Snapshot,
     node_id,
     reconcile_id,
 )
+from activities.node_contract import ShardRef
 from fleet import transitions
 from fleet.planning import next_deadline
 from fleet.reasons import RefusedError
@@ -186,7 +186,7 @@ class Fleet:
             for shard in replica.shards
             if shard.node == joined.node
         )
-        welcome = Welcome(incarnation=joined.incarnation, claims=claims)
+        welcome = Welcome(incarnation=joined.incarnation, claims=claims, generation=self._state.generation)
         self._outbox.append(Message(workflow=node_id(joined.node), signal=messages.SIGNAL_WELCOME, welcome=welcome))
 
     @workflow.signal(name=messages.SIGNAL_NODE_MEASURED)

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from activities.contract import ShardChange, ShardRef, StartShards
+from activities.node_contract import ShardChange, ShardRef, StartShards
 from fleet.planning import Plan
 from fleet.reasons import Failure
 from fleet.records import Record
@@ -80,6 +80,8 @@ class Welcome(Record):
 
     incarnation: str
     claims: tuple[Claim, ...]
+    generation: int = 0
+    """The last one Fleet has given out."""
 
 
 class Answer(Record):

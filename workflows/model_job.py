@@ -16,12 +16,12 @@ from activities.contract import (
     JobStatus,
     MirrorRequest,
     MirrorResult,
-    PreflightRequest,
     ResolveRequest,
     SmokeRequest,
     SmokeResult,
     fleet_id,
 )
+from activities.node_contract import PreflightRequest
 from fleet.reasons import Failure, LlmgwError, Reason
 from fleet.render import duration, markdown, size, steps_table
 from fleet.repos import default_name, parse_repo

@@ -6,8 +6,9 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError
 
-from activities import contract
-from activities.contract import (
+from activities import contract, node_contract
+from activities.contract import fleet_id, replica_id
+from activities.node_contract import (
     AttendRequest,
     JoinAnswer,
     JoinRequest,
@@ -17,8 +18,6 @@ from activities.contract import (
     Reported,
     ShardChange,
     ShardHealth,
-    fleet_id,
-    replica_id,
 )
 from fleet.reasons import Failure, Reason
 from fleet.state import ReplicaState
@@ -36,7 +35,7 @@ READY_STATES = (ReplicaState.SERVING, ReplicaState.DRAINING, ReplicaState.DRAINE
 """States in which a claimed shard must run; before them its start is still under way and sees to it itself."""
 
 
-@workflow.defn(name=contract.NODE_WORKFLOW)
+@workflow.defn(name=node_contract.NODE_WORKFLOW)
 class Node:
     """`node/<id>`, started by the agent's first join."""
 
@@ -111,7 +110,7 @@ class Node:
 
     # -- the agent's calls --------------------------------------------------------------------------------------------
 
-    @workflow.update(name=contract.JOIN)
+    @workflow.update(name=node_contract.JOIN)
     async def join(self, request: JoinRequest) -> JoinAnswer:
         """Take an agent process in; answers with what Fleet wants of what runs there."""
         joined = NodeJoined(node=self._node, incarnation=request.incarnation, inventory=request.inventory)
@@ -128,14 +127,14 @@ class Node:
         running = {shard.shard for shard in request.shards}
         claimed = tuple(claim.shard for claim in welcome.claims if claim.shard in running)
         await self._tell_missing([claim for claim in welcome.claims if claim.shard not in running])
-        return JoinAnswer(claimed=claimed)
+        return JoinAnswer(claimed=claimed, generation=welcome.generation)
 
     @join.validator
     def _check_join(self, request: JoinRequest) -> None:
         if request.node != self._node:
             raise ApplicationError(f"this is node {self._node}, not {request.node}", type=Reason.BAD_INPUT.value)
 
-    @workflow.update(name=contract.REPORT)
+    @workflow.update(name=node_contract.REPORT)
     async def report(self, report: Report) -> Reported:
         """Pass on what changed on the node."""
         if report.inventory is not None:
@@ -149,7 +148,7 @@ class Node:
     def _check_report(self, report: Report) -> None:
         self._refuse_stale(report.incarnation)
 
-    @workflow.update(name=contract.LEAVE)
+    @workflow.update(name=node_contract.LEAVE)
     def leave(self, leave: Leave) -> Reported:
         """The agent goes away and stops its engines."""
         self._left = True
@@ -170,7 +169,7 @@ class Node:
         if incarnation != self._incarnation or not (self._held or self._wanted):
             raise ApplicationError(
                 f"node {self._node} is not held by this agent process: join again",
-                type=contract.STALE_INCARNATION,
+                type=node_contract.STALE_INCARNATION,
                 non_retryable=True,
             )
 

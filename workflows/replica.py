@@ -12,7 +12,13 @@ from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ActivityError
 
 from activities import contract
-from activities.contract import DrainShard, ShardRef, StartedShard, StartShard, StopShard
+from activities.node_contract import (
+    DrainShard,
+    ShardRef,
+    StartedShard,
+    StartShard,
+    StopShard,
+)
 from fleet.reasons import Failure, Reason
 from fleet.render import markdown
 from fleet.state import ReplicaState

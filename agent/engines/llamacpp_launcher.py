@@ -58,6 +58,8 @@ def main() -> int:
     params = xllamacpp.CommonParams()
     # The fleet has placed it: shrinking its context to what is free now would break what was promised to clients.
     params.fit_params = False
+    # Its prompt cache in RAM grows to 8 GiB beside what was reserved for it; one that is asked for is the operator's.
+    params.cache_ram_mib = 0
     try:
         apply(params, given.extra)
     except ArgumentError as error:

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.contract import ShardRef, StartedShard, StoppedShard, StopShard
+from activities.node_contract import (
+    ShardRef,
+    StartedShard,
+    StoppedShard,
+    StopShard,
+)
 from agent.processes import Mark, mark
 from fleet.reasons import StepError
 from tests.fake_engines.node import FakeNode

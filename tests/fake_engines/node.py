@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from activities.contract import ShardChange, ShardRef, StartShard
+from activities.node_contract import ShardChange, ShardRef, StartShard
 from agent.engines.adapter import Adapter, ExitStatus, Launch, diagnose, gauge_sum, patterns
 from agent.install import Installs
 from agent.inventory import measure

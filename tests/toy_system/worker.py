@@ -12,7 +12,13 @@ from temporalio import workflow
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.contract import CONTROL_QUEUE, FLEET_WORKFLOW, QUERY_SNAPSHOT, Snapshot, fleet_id
+from activities.contract import (
+    CONTROL_QUEUE,
+    FLEET_WORKFLOW,
+    QUERY_SNAPSHOT,
+    Snapshot,
+    fleet_id,
+)
 from fleet.state import FleetState, Inventory, NodeRecord, NodeState
 from runtime.temporal import connect
 

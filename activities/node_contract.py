@@ -1,0 +1,235 @@
+"""Names and models between the control plane and a node's agent: its activities, and its updates on Node.
+
+Queues and workflow ids stand in `activities/contract.py`.
+"""
+
+from enum import StrEnum
+
+from fleet.reasons import Failure
+from fleet.records import Record
+from fleet.spec import Engine, ShardNeed, Weights
+from fleet.state import DeviceShare, Inventory, ShardAssignment
+
+# -- node activities, on node_queue -----------------------------------------------------------------------------------
+
+PREFLIGHT = "preflight"
+START_SHARD = "start_shard"
+DRAIN_SHARD = "drain_shard"
+STOP_SHARD = "stop_shard"
+ATTEND = "attend"
+
+
+class ShardRef(Record):
+    """One shard of one generation of one replica."""
+
+    replica: str
+    generation: int
+    rank: int = 0
+
+
+class PreflightRequest(Record):
+    """Can this node run one shard, once it is empty enough?"""
+
+    engine: Engine
+    need: ShardNeed
+    weights: Weights
+
+
+class PreflightResult(Record):
+    """What the node found; None where nothing speaks against it."""
+
+    failure: Failure | None = None
+    free_memory: int
+    free_disk: int
+    engine_version: str = ""
+    engine_installed: bool = False
+
+
+class StartShard(Record):
+    """Everything a node needs to start one shard."""
+
+    shard: ShardRef
+    model: str
+    """The name clients use."""
+    engine: Engine
+    weights: Weights
+    devices: tuple[DeviceShare, ...]
+    """What is reserved for it: the "cpu" device, or GPUs by uuid."""
+    gpus: int
+    context_length: int
+    concurrency: int
+    args: tuple[str, ...]
+    ready_deadline_s: float
+
+
+class StartShards(Record):
+    """The shards of one replica by rank, with their nodes: the input of its workflow's start."""
+
+    model: str
+    """The name clients use."""
+    nodes: tuple[str, ...]
+    assignments: tuple[ShardAssignment, ...]
+    shards: tuple[StartShard, ...]
+    drain_deadline_s: float
+
+
+class StartPhase(StrEnum):
+    """Where a start is; the heartbeat carries it."""
+
+    INSTALL = "install engine"
+    FETCH = "fetch weights"
+    LAUNCH = "launch engine"
+    WAIT = "wait for engine"
+
+
+class StartProgress(Record):
+    """The heartbeat of a start, shown by the web UI and by ctl."""
+
+    phase: StartPhase
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+class StartedShard(Record):
+    """A shard that serves."""
+
+    shard: ShardRef
+    node: str
+    pid: int
+    endpoint: str
+    weights_outcome: str
+    """local, peer, mirror or hub."""
+    adopted: bool = False
+    """It already ran: started by an earlier attempt, perhaps of an earlier agent."""
+
+
+class StopShard(Record):
+    """Stop one shard; stopping what is gone succeeds."""
+
+    shard: ShardRef
+    grace_s: float = 10.0
+    """Between TERM and KILL."""
+
+
+class StoppedShard(Record):
+    """What the stop found."""
+
+    was_running: bool
+    killed: bool = False
+    """It did not go within the grace."""
+
+
+class DrainShard(Record):
+    """Wait until the engine has no request in flight, or the deadline."""
+
+    shard: ShardRef
+    deadline_s: float
+
+
+class DrainedShard(Record):
+    """How the drain ended."""
+
+    left_in_flight: int
+    """0, unless the deadline came first. Unknown (the engine did not answer) counts as 0: it serves nobody."""
+    seconds: float
+
+
+class AttendRequest(Record):
+    """The lease of one agent process."""
+
+    node: str
+    incarnation: str
+
+
+# -- the node's door: updates on Node, called by its agent ------------------------------------------------------------
+
+NODE_WORKFLOW = "Node"
+JOIN = "join"
+REPORT = "report"
+LEAVE = "leave"
+
+
+class LeaseTerms(Record):
+    """How soon a silent agent is noticed, and how long it may take to come back."""
+
+    heartbeat_timeout_s: float = 10.0
+    """Heartbeats go out at 0.8 of it: 1,000 nodes are 125 a second, a tenth of a core of the embedded server."""
+    grace_s: float = 20.0
+    """From a closed lease to a lost node: a restart of the agent takes 2 s, a reboot is longer on purpose."""
+
+
+class NodeInput(Record):
+    """Input of the Node workflow."""
+
+    node: str
+    cell: str = "main"
+    terms: LeaseTerms = LeaseTerms()
+    incarnation: str = ""
+    """Of the agent that held the lease before a continue-as-new; empty at first."""
+
+
+class RunningShard(Record):
+    """A shard that runs on the node when its agent joins."""
+
+    shard: ShardRef
+    pid: int
+    endpoint: str
+    ready: bool
+
+
+class JoinRequest(Record):
+    """An agent process introduces itself."""
+
+    node: str
+    incarnation: str
+    inventory: Inventory
+    shards: tuple[RunningShard, ...] = ()
+
+
+class JoinAnswer(Record):
+    """What Fleet claims of what runs; the agent stops the rest."""
+
+    claimed: tuple[ShardRef, ...]
+    generation: int | None = None
+    """The last one Fleet has given out. One below what the node has seen is a new fleet, such as after a lost
+    database: the node must not take its starts for old ones. None: unknown."""
+
+
+class ShardHealth(StrEnum):
+    """How a shard that served is now."""
+
+    EXITED = "exited"
+    UNHEALTHY = "unhealthy"
+
+
+class ShardChange(Record):
+    """One shard's change, as its agent saw it."""
+
+    shard: ShardRef
+    health: ShardHealth
+    failure: Failure
+
+
+class Report(Record):
+    """What changed on a node since the last report."""
+
+    node: str
+    incarnation: str
+    changes: tuple[ShardChange, ...] = ()
+    inventory: Inventory | None = None
+    """Only where it differs enough to matter to placement."""
+
+
+class Reported(Record):
+    """The report was taken."""
+
+
+class Leave(Record):
+    """An agent goes away on purpose; its engines are stopped."""
+
+    node: str
+    incarnation: str
+
+
+STALE_INCARNATION = "stale_incarnation"
+"""Error type of a report or leave by an agent whose lease is not the current one: join again."""
