@@ -6,16 +6,18 @@ turns it into an ApplicationError whose type is the reason.
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from activities.node_contract import StartShards
 from fleet.fit import Estimate as Estimate
 from fleet.fit import FitVerdict as FitVerdict
-from fleet.planning import Plan, Step
 from fleet.reasons import Failure
 from fleet.records import Record, Typed
 from fleet.spec import Engine, JobKind, JobRequest, ResolvedModel, ShardNeed, Weights
 from fleet.state import FleetState, Policy
+from fleet.steps import Plan, Step
 
 # -- queues and workflow ids ------------------------------------------------------------------------------------------
 
@@ -163,8 +165,13 @@ UPDATE_REMOVE = "remove"
 UPDATE_SCALE = "scale"
 UPDATE_CORDON = "cordon"
 UPDATE_UNCORDON = "uncordon"
+UPDATE_DRAIN = "drain"
+UPDATE_RETRY = "retry"
+UPDATE_RELEASE_BRAKE = "release_brake"
 # signal, from worker.py at its start
 SIGNAL_CONFIGURE = "configure"
+# signal, from the gateway: somebody asks for a model that has no replica
+SIGNAL_WANTED = "wanted"
 # update, for the pass
 UPDATE_COMMIT = "commit"
 # queries
@@ -186,6 +193,14 @@ class ScaleArg(Typed):
 
     name: str
     replicas: int
+
+
+class DrainArg(Typed):
+    """A node to be emptied."""
+
+    name: str
+    deadline_s: Annotated[float, Field(ge=0)] = 600.0
+    """After so long, what could not be moved is stopped: ten minutes are two loads of a large model."""
 
 
 class Done(Record):

@@ -5,6 +5,7 @@ Queues and workflow ids stand in `activities/contract.py`.
 
 from enum import StrEnum
 
+from fleet.facts import Load
 from fleet.reasons import Failure
 from fleet.records import Record
 from fleet.spec import Engine, ShardNeed, Weights
@@ -216,6 +217,8 @@ class Report(Record):
     node: str
     incarnation: str
     changes: tuple[ShardChange, ...] = ()
+    loads: tuple[Load, ...] = ()
+    """How busy the node's replicas are, where that changed enough to matter or a while has passed."""
     inventory: Inventory | None = None
     """Only where it differs enough to matter to placement."""
 

@@ -15,9 +15,10 @@ from activities.contract import (
     fleet_id,
 )
 from activities.node_contract import ShardRef, StartShard, StartShards
-from fleet.planning import Plan, Step, plan
+from fleet.planning import plan
 from fleet.reasons import Reason, StepError
 from fleet.state import FleetState
+from fleet.steps import Plan, Step
 
 COMMIT_ATTEMPTS = 5
 """A plan is refused when the fleet moved between snapshot and commit, 20 ms apart; five in a row are a storm, and
@@ -41,7 +42,7 @@ class Place:
                 return pass_plan(snapshot.state, snapshot.committed)
             # In a thread: a plan for thousands of replicas takes seconds, and this loop carries other activities.
             decided = await asyncio.to_thread(plan, snapshot.state, request.now)
-            if not decided.steps:
+            if decided.quiet:
                 return PassPlan(steps=())
             committed = await fleet.execute_update(
                 contract.UPDATE_COMMIT,

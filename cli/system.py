@@ -29,8 +29,8 @@ from cli.views import (
     node_views,
     waiting_views,
 )
-from fleet.planning import Step
 from fleet.state import FleetState
+from fleet.steps import Step
 from runtime.temporal import UnreachableError
 
 TemporalPort = Annotated[int | None, typer.Option(envvar="LLMGW_PORT", min=1, max=65535, help="Of Temporal.")]

@@ -2,11 +2,11 @@
 
 from enum import StrEnum
 
-from fleet import transitions
-from fleet.placement import free_of
+from fleet import standing
 from fleet.reasons import Failure
 from fleet.records import Record
 from fleet.render import size
+from fleet.room import room_of
 from fleet.state import HOLDING, FleetState, ModelRecord, NodeRecord, ReplicaRecord, ReplicaState
 
 
@@ -154,7 +154,7 @@ class StatusView(Record):
 
 def node_views(state: FleetState) -> tuple[NodeView, ...]:
     """All nodes by name."""
-    free = free_of(state)
+    room = room_of(state)
     return tuple(
         NodeView(
             id=node.id,
@@ -169,7 +169,7 @@ def node_views(state: FleetState) -> tuple[NodeView, ...]:
                     model=device.model,
                     total=device.total,
                     foreign=device.foreign,
-                    free=max(0, free.of(node.id, device.uuid)),
+                    free=max(0, room.free(node.id, device.uuid)),
                 )
                 for device in node.inventory.devices
             ),
@@ -266,8 +266,8 @@ def replica_row(view: ReplicaView) -> tuple[str, ...]:
 
 
 def _model_view(state: FleetState, model: ModelRecord) -> ModelView:
-    failure = transitions.given_up(state, model)
-    missing = transitions.missing(state, model)
+    failure = standing.given_up(state, model)
+    missing = standing.missing(state, model)
     return ModelView(
         name=model.spec.name,
         id=model.spec.id,

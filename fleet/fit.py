@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fleet.gguf import Gguf
-from fleet.placement import Free, free_of
 from fleet.records import Record
 from fleet.render import size
+from fleet.room import Room, room_of
 from fleet.spec import Engine, ShardNeed
 from fleet.state import CPU, FleetState, NodeRecord, NodeState
 
@@ -206,7 +206,7 @@ def judge(state: FleetState, name: str, engine: Engine, need: ShardNeed) -> Judg
     fitting = [node for node in offering if _fits(node, need)]
     if not fitting:
         return Judgement(FitVerdict.DOES_NOT_FIT, f"{wanted} for one shard, {_largest(offering, need)}")
-    free = free_of(state)
+    free = room_of(state)
     ready = [node for node in fitting if node.state is NodeState.READY]
     best = max(ready, key=lambda node: (_free(node, need, free), node.id), default=None)
     total = len(offering)
@@ -288,8 +288,8 @@ def _fits(node: NodeRecord, need: ShardNeed) -> bool:
     return _capacity(node, need) >= max(1, need.memory) and need.disk <= node.inventory.disk_total
 
 
-def _free(node: NodeRecord, need: ShardNeed, free: Free) -> int:
-    amounts = sorted((free.of(node.id, uuid) for uuid, _ in _devices(node, need)), reverse=True)
+def _free(node: NodeRecord, need: ShardNeed, room: Room) -> int:
+    amounts = sorted((room.free(node.id, uuid) for uuid, _ in _devices(node, need)), reverse=True)
     return amounts[max(1, need.gpus) - 1]
 
 

@@ -1,84 +1,44 @@
 """What should happen next: `plan(state, now)` names every step of a pass with its reason, and decides nothing twice.
 
-Order: reap, stop what is not wanted, drain, scale down, restart, place what is missing (by priority). What is not
-wanted goes before restarts, so that nothing is started that the next pass would stop. A plan
-applied to its own outcome (`fleet.transitions.commit`) has no further steps.
+Order: reap, stop and drain what is not wanted, scale down, then model by model, the most important first: restart,
+place what is missing, make room for what did not fit. What is not wanted goes before restarts, so that nothing is
+started that the next pass would stop. A plan applied to its own outcome (`fleet.commits.commit`) is quiet.
 """
 
 import hashlib
-from enum import StrEnum
+from collections.abc import Iterator
 
-from fleet.placement import Free, free_of, place
+from fleet.demand import moments
+from fleet.draft import WANTED_STATES, Draft
 from fleet.reasons import Reason
-from fleet.records import Record
-from fleet.state import (
-    Decision,
-    FleetState,
-    ModelRecord,
-    NodeState,
-    ReplicaRecord,
-    ReplicaState,
-    RestartPolicy,
-)
-
-
-class StepKind(StrEnum):
-    """What a step does. The value is its span's name."""
-
-    REAP = "reap"
-    RESTART = "restart"
-    STOP = "stop replica"
-    DRAIN = "drain"
-    SCALE_DOWN = "scale down"
-    SCALE_UP = "scale up"
-    RESUME = "resume start"  # the pass that placed it died before it started the workflow
-
-
-class Step(Record):
-    """One act of a pass."""
-
-    kind: StepKind
-    reason: str
-    model: str
-    replica: str
-    generation: int = 0
-    """Of the replica it acts on; for one that is placed, the new one."""
-    decision: Decision | None = None
-    """Where it goes, or why nowhere, for the kinds that place."""
-
-    @property
-    def places(self) -> bool:
-        """Whether it starts a replica's workflow."""
-        return self.kind is StepKind.RESUME or (self.decision is not None and bool(self.decision.shards))
-
-
-class Plan(Record):
-    """A pass, decided."""
-
-    steps: tuple[Step, ...] = ()
-    touched: dict[str, int] = {}
-    """The version of each model, node and replica the plan relies on: `model/<id>`, `node/<id>`, `replica/<id>`."""
-
-
-WANTED_STATES = frozenset(
-    {ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING, ReplicaState.FAILED},
-)
-"""States in which a replica fills one of its model's places."""
+from fleet.state import FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState, RestartPolicy
+from fleet.steps import Plan, StepKind
+from fleet.victims import make_room
 
 
 def plan(state: FleetState, now: float) -> Plan:
     """Decide one pass. `now` is seconds since the epoch; the same arguments give the same plan."""
-    return _Pass(state, now).run()
+    draft = Draft(state, now)
+    _reap(draft)
+    for model in draft.models:
+        _retire(draft, model)
+    for model in draft.models:
+        if model.removing:
+            continue
+        _restart(draft, model)
+        _scale_up(draft, model)
+        if model.spec.id in draft.refused:
+            make_room(draft, model, draft.refused[model.spec.id][1])
+    return draft.finish()
 
 
 def next_deadline(state: FleetState, after: float) -> float | None:
-    """When time alone makes a pass due: the end of a backoff, or of a start that nobody acknowledged.
+    """When time alone makes a pass due: a backoff, an unacknowledged start, a cool-down, the end of a node's drain.
 
     Moments up to `after` (the time of the last pass) do not count: that pass saw them, and only a change of the
     state could give another answer.
     """
-    moments = (_due(state, replica) for replica in state.replicas.values())
-    return min((moment for moment in moments if moment is not None and moment > after), default=None)
+    return min((moment for moment in _moments(state) if moment > after), default=None)
 
 
 def backoff_s(policy: RestartPolicy, replica: str, failures: int) -> float:
@@ -91,7 +51,20 @@ def backoff_s(policy: RestartPolicy, replica: str, failures: int) -> float:
     return wait * (1.0 + digest[0] / 255 / 4)
 
 
+def _moments(state: FleetState) -> Iterator[float]:
+    for replica in state.replicas.values():
+        due = _due(state, replica)
+        if due is not None:
+            yield due
+    for model in state.models.values():
+        yield from moments(model)
+    for node in state.nodes.values():
+        if node.state is NodeState.DRAINING:
+            yield node.drain_until
+
+
 def _due(state: FleetState, replica: ReplicaRecord) -> float | None:
+    """When a replica is to be started (again)."""
     if replica.state is ReplicaState.PLACED:
         return replica.since + state.policy.unstarted_after_s
     if replica.state is not ReplicaState.FAILED or replica.given_up:
@@ -101,156 +74,118 @@ def _due(state: FleetState, replica: ReplicaRecord) -> float | None:
     return replica.since + backoff_s(state.policy.restart, replica.id, len(replica.failures))
 
 
-class _Pass:
-    """The working values of one plan: what is free shrinks as placements are made."""
-
-    def __init__(self, state: FleetState, now: float) -> None:
-        self.state = state
-        self.now = now
-        self.free: Free = free_of(state)
-        self.generation = state.generation
-        self.steps: list[Step] = []
-        self.acted: set[str] = set()
-        self.refused: dict[str, tuple[StepKind, str, str]] = {}
-        """Model → the first placement that found no room."""
-        self.touched: dict[str, int] = {}
-
-    def run(self) -> Plan:
-        replicas = sorted(self.state.replicas.values(), key=lambda replica: replica.id)
-        by_model: dict[str, list[ReplicaRecord]] = {}
+def _reap(draft: Draft) -> None:
+    """Take replicas from lost nodes; under the brake only from those whose agent said goodbye."""
+    nodes = draft.state.nodes
+    for replicas in draft.replicas.values():
         for replica in replicas:
-            by_model.setdefault(replica.model, []).append(replica)
-        for replica in replicas:
-            self._reap(replica)
-        for model in self._by_priority():
-            self._retire(model, by_model.get(model.spec.id, []))
-        for model in self._by_priority():
-            for replica in by_model.get(model.spec.id, []):
-                self._restart(model, replica)
-        for model in self._by_priority():
-            self._scale_up(model, by_model.get(model.spec.id, []))
-        self._say_refusals()
-        return Plan(steps=tuple(self.steps), touched=self.touched)
-
-    def _by_priority(self) -> list[ModelRecord]:
-        return sorted(self.state.models.values(), key=lambda model: (-model.spec.priority, model.applied_at))
-
-    def _reap(self, replica: ReplicaRecord) -> None:
-        if replica.state is ReplicaState.FAILED:
-            return
-        lost = [
-            node
-            for node in replica.nodes
-            if node not in self.state.nodes or self.state.nodes[node].state is NodeState.LOST
-        ]
-        if lost:
+            lost = [
+                name
+                for name in replica.nodes
+                if name not in nodes
+                or (nodes[name].state is NodeState.LOST and (nodes[name].left or not draft.state.brake))
+            ]
+            if replica.state is ReplicaState.FAILED or not lost:
+                continue
             for name in lost:
-                if name in self.state.nodes:
-                    self._touch_node(name)
-            self._add(StepKind.REAP, replica, f"{', '.join(lost)} is lost")
+                if name in nodes:
+                    draft.touch_node(name)
+            draft.add(StepKind.REAP, replica, f"{', '.join(lost)} is lost")
 
-    def _restart(self, model: ModelRecord, replica: ReplicaRecord) -> None:
-        due = _due(self.state, replica)
-        if due is None or due > self.now or model.removing or replica.id in self.acted:
-            return
+
+def _retire(draft: Draft, model: ModelRecord) -> None:
+    """End what is not wanted: removed, surplus, or replaced by what is newer or elsewhere."""
+    mine = draft.replicas[model.spec.id]
+    if model.removing:
+        for replica in mine:
+            draft.end(StepKind.DRAIN, replica, f"{model.spec.name} is removed")
+        return
+    good, old = split(draft, model)
+    target = draft.target(model)
+    surplus = sorted((replica for replica in good if replica.state in WANTED_STATES), key=_least_missed)
+    for replica in surplus[: max(0, len(surplus) - target.replicas)]:
+        draft.end(StepKind.SCALE_DOWN, replica, f"{target.reason}: {target.replicas} of {len(surplus)} stay")
+    _replace(draft, model, good, old)
+    for replica in mine:
+        if replica.state is ReplicaState.DRAINED:
+            draft.end(StepKind.STOP, replica, "it is drained")
+
+
+def split(draft: Draft, model: ModelRecord) -> tuple[list[ReplicaRecord], list[ReplicaRecord]]:
+    """A model's replicas that may stay, and those another must take the place of: outdated, or on a draining node."""
+    good: list[ReplicaRecord] = []
+    old: list[ReplicaRecord] = []
+    for replica in draft.replicas[model.spec.id]:
+        outdated = replica.spec_version != model.spec_version
+        (old if outdated or draft.on_draining(replica) else good).append(replica)
+    return good, old
+
+
+def _least_missed(replica: ReplicaRecord) -> tuple[bool, float, float, str]:
+    # Not yet serving first, then what works on the least, then the youngest.
+    return (replica.state is ReplicaState.SERVING, replica.load, -replica.since, replica.id)
+
+
+def _replace(draft: Draft, model: ModelRecord, good: list[ReplicaRecord], old: list[ReplicaRecord]) -> None:
+    """End old replicas, as many as the rollout allows: what serves in all must not fall below the wanted number."""
+    rollout, wanted = model.spec.rollout, draft.target(model).replicas
+    standing = [replica for replica in old if replica.state in WANTED_STATES]
+    serving = sorted((replica for replica in standing if replica.state is ReplicaState.SERVING), key=_least_missed)
+    for replica in standing:
+        if replica.state is not ReplicaState.SERVING:
+            draft.end(StepKind.STOP, replica, _why_old(draft, model, replica))
+    for replica in serving:
+        if draft.on_draining(replica) and _deadline_passed(draft, replica):
+            draft.end(StepKind.DRAIN, replica, f"the deadline of the drain of {', '.join(replica.nodes)} passed")
+    staying = sum(replica.state is ReplicaState.SERVING and replica.id not in draft.acted for replica in good)
+    left = [replica for replica in serving if replica.id not in draft.acted]
+    spare = staying + len(left) - max(0, wanted - rollout.max_unavailable)
+    for replica in left[: max(0, spare)]:
+        draft.end(StepKind.DRAIN, replica, _why_old(draft, model, replica))
+    stuck = bool(left) and spare <= 0 and bool(model.waiting) and rollout.recreate
+    going = any(replica.state not in WANTED_STATES for replica in old)
+    if stuck and not going and left[0].spec_version != model.spec_version:
+        draft.end(StepKind.DRAIN, left[0], f"no room beside it, and the spec allows to recreate: {model.waiting}")
+
+
+def _why_old(draft: Draft, model: ModelRecord, replica: ReplicaRecord) -> str:
+    if replica.spec_version != model.spec_version:
+        return f"version {model.spec_version} of the spec replaces version {replica.spec_version}"
+    return f"{', '.join(replica.nodes)} drains"
+
+
+def _deadline_passed(draft: Draft, replica: ReplicaRecord) -> bool:
+    nodes = (draft.state.nodes[name] for name in replica.nodes if name in draft.state.nodes)
+    return any(node.state is NodeState.DRAINING and node.drain_until <= draft.now for node in nodes)
+
+
+def _restart(draft: Draft, model: ModelRecord) -> None:
+    """Start again what failed and has waited, and what nobody acknowledged."""
+    for replica in draft.replicas[model.spec.id]:
+        due = _due(draft.state, replica)
+        if due is None or due > draft.now or replica.id in draft.acted:
+            continue
         if replica.state is ReplicaState.PLACED:
-            self._add(StepKind.RESUME, replica, "its start was not acknowledged")
+            draft.add(StepKind.RESUME, replica, "its start was not acknowledged")
         elif replica.spec_version == model.spec_version:
             failure = replica.failure.line if replica.failure else "it failed"
-            self._place(StepKind.RESTART, model, replica.id, failure)
+            draft.place(StepKind.RESTART, model, replica.id, failure)
 
-    def _retire(self, model: ModelRecord, replicas: list[ReplicaRecord]) -> None:
-        current = [replica for replica in replicas if replica.spec_version == model.spec_version]
-        if model.removing:
-            for replica in replicas:
-                self._send_off(StepKind.DRAIN, replica, f"{model.spec.name} is removed")
-            return
-        if any(replica.state is ReplicaState.SERVING for replica in current) or model.spec.replicas == 0:
-            for replica in replicas:
-                if replica.spec_version != model.spec_version:
-                    self._send_off(StepKind.DRAIN, replica, f"version {model.spec_version} of the spec serves")
-        surplus = [replica for replica in current if replica.state in WANTED_STATES]
-        # Those that cost least to lose go first: not yet serving, then the youngest.
-        surplus.sort(key=lambda replica: (replica.state is ReplicaState.SERVING, -replica.since, replica.id))
-        for replica in surplus[: max(0, len(surplus) - model.spec.replicas)]:
-            self._send_off(StepKind.SCALE_DOWN, replica, f"wanted {model.spec.replicas}, there are {len(surplus)}")
-        for replica in replicas:
-            self._send_off_drained(replica)
 
-    def _send_off(self, kind: StepKind, replica: ReplicaRecord, reason: str) -> None:
-        if replica.state is ReplicaState.SERVING:
-            self._add(kind, replica, reason)
-        elif replica.state in (ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.FAILED):
-            self._add(StepKind.STOP, replica, reason)
-        else:
-            self._send_off_drained(replica)
-
-    def _send_off_drained(self, replica: ReplicaRecord) -> None:
-        if replica.state is ReplicaState.DRAINED:
-            self._add(StepKind.STOP, replica, "it is drained")
-
-    def _scale_up(self, model: ModelRecord, replicas: list[ReplicaRecord]) -> None:
-        if model.removing:
-            return
-        filled = sum(
-            replica.spec_version == model.spec_version and replica.state in WANTED_STATES for replica in replicas
-        )
-        for offset in range(model.spec.replicas - filled):
-            name = f"{model.spec.id}-{model.next_ordinal + offset}"
-            reason = f"wanted {model.spec.replicas}, there are {filled + offset}"
-            if not self._place(StepKind.SCALE_UP, model, name, reason):
-                return  # the next one would get the same answer
-
-    def _place(self, kind: StepKind, model: ModelRecord, replica: str, reason: str) -> bool:
-        decision = place(self.state, model, replica, self.free)
-        self._touch_model(model)
-        if not decision.shards:
-            self.refused.setdefault(model.spec.id, (kind, replica, reason))
-            return False
-        self.generation += 1
-        self.free.take(model.spec.id, decision.shards)
-        for shard in decision.shards:
-            self._touch_node(shard.node)
-        if replica in self.state.replicas:
-            self.touched[f"replica/{replica}"] = self.state.replicas[replica].version
-        self.steps.append(
-            Step(
-                kind=kind,
-                reason=reason,
-                model=model.spec.id,
-                replica=replica,
-                generation=self.generation,
-                decision=decision,
-            )
-        )
-        return True
-
-    def _say_refusals(self) -> None:
-        """Record why models wait, as things stand once all that fits is placed.
-
-        The same refusal again is no step, or a waiting model would cause passes without end.
-        """
-        for name, (kind, replica, reason) in self.refused.items():
-            model = self.state.models[name]
-            decision = place(self.state, model, replica, self.free)
-            # A placement of the same pass takes back what was said before.
-            placed = any(step.model == name and step.decision is not None for step in self.steps)
-            if placed or decision.sentence != model.waiting:
-                self.steps.append(Step(kind=kind, reason=reason, model=name, replica=replica, decision=decision))
-
-    def _add(self, kind: StepKind, replica: ReplicaRecord, reason: str) -> None:
-        if replica.id in self.acted:
-            return  # an earlier rule of the order already decided
-        self.acted.add(replica.id)
-        self.touched[f"replica/{replica.id}"] = replica.version
-        if replica.model in self.state.models:
-            self._touch_model(self.state.models[replica.model])
-        self.steps.append(
-            Step(kind=kind, reason=reason, model=replica.model, replica=replica.id, generation=replica.generation)
-        )
-
-    def _touch_model(self, model: ModelRecord) -> None:
-        self.touched[f"model/{model.spec.id}"] = model.version
-
-    def _touch_node(self, node: str) -> None:
-        self.touched[f"node/{node}"] = self.state.nodes[node].version
+def _scale_up(draft: Draft, model: ModelRecord) -> None:
+    """Place what is missing; while a rollout is under way only within its surge, and not after it failed."""
+    good, old = split(draft, model)
+    target = draft.target(model)
+    filled = sum(replica.state in WANTED_STATES and replica.id not in draft.ended for replica in good)
+    outdated = [replica for replica in old if replica.spec_version != model.spec_version]
+    standing = sum(replica.state is ReplicaState.SERVING and replica.id not in draft.ended for replica in outdated)
+    if standing and any(replica.given_up for replica in good):
+        return  # the new version fails: the old one goes on serving
+    missing = target.replicas - filled
+    if standing:
+        missing = min(missing, target.replicas + model.spec.rollout.max_surge - filled - standing)
+    for offset in range(missing):
+        name = f"{model.spec.id}-{model.next_ordinal + offset}"
+        reason = f"{target.reason}, there are {filled + offset}"
+        if not draft.place(StepKind.SCALE_UP, model, name, reason):
+            return  # the next one would get the same answer

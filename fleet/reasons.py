@@ -27,13 +27,17 @@ class Reason(StrEnum):
     UNSUPPORTED_ARCHITECTURE = "unsupported_architecture"
     # placement: reasons a node is excluded or refused
     NODE_CORDONED = "node_cordoned"
+    NODE_DRAINING = "node_draining"
     NODE_LOST = "node_lost"
+    LABELS = "labels"
+    ROLE = "role"
+    GPU_MODEL = "gpu_model"
     ENGINE_MISSING = "engine_missing"
     GPU_COUNT = "gpu_count"
     GPU_MEMORY = "gpu_memory"
     MEMORY = "memory"
     DISK = "disk"
-    GANG_UNSUPPORTED = "gang_unsupported"
+    GANG_INCOMPLETE = "gang_incomplete"
     # the engine on its node
     INSTALL_FAILED = "install_failed"
     GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
@@ -75,13 +79,17 @@ REASONS: dict[Reason, Meaning] = {
     Reason.FIT_UNKNOWN: Meaning("check", False, "say the memory one shard needs with --memory"),
     Reason.UNSUPPORTED_ARCHITECTURE: Meaning("check", False, "choose another engine or another model"),
     Reason.NODE_CORDONED: Meaning("placement", True, "uncordon the node"),
+    Reason.NODE_DRAINING: Meaning("placement", True, "uncordon the node when its maintenance is over"),
+    Reason.LABELS: Meaning("placement", True, "label a node in its agent.yaml, or change the model's constraints"),
+    Reason.ROLE: Meaning("placement", True, "give a node the role in its agent.yaml, or change the constraints"),
+    Reason.GPU_MODEL: Meaning("placement", True, "add a node with such GPUs, or change the constraints"),
     Reason.NODE_LOST: Meaning("placement", True, "bring the node's agent back"),
     Reason.ENGINE_MISSING: Meaning("placement", True, "add the engine to the node's agent.yaml"),
     Reason.GPU_COUNT: Meaning("placement", True, "ask for fewer GPUs or add a node that has them"),
     Reason.GPU_MEMORY: Meaning("placement", True, "free GPU memory or add a node"),
     Reason.MEMORY: Meaning("placement", True, "free memory on a node or add one"),
     Reason.DISK: Meaning("placement", True, "free disk space for the weights on a node"),
-    Reason.GANG_UNSUPPORTED: Meaning("placement", False, "ask for one shard per replica"),
+    Reason.GANG_INCOMPLETE: Meaning("placement", True, "free or add nodes: all shards of a replica start, or none"),
     Reason.INSTALL_FAILED: Meaning("placement", False, "read the install's last lines; check the node's package index"),
     Reason.GPU_OUT_OF_MEMORY: Meaning("placement", True, "lower the context length or ask for more memory"),
     Reason.OUT_OF_MEMORY: Meaning("placement", True, "lower the context length or ask for more memory"),

@@ -6,7 +6,7 @@ from typing import Protocol
 from fleet.reasons import Reason
 from fleet.state import Outcome, ShardAssignment, Verdict
 
-COUNTED = frozenset({Reason.GPU_COUNT})
+COUNTED = frozenset({Reason.GPU_COUNT, Reason.GANG_INCOMPLETE})
 """Reasons whose need and free are numbers of things, not bytes."""
 
 
@@ -59,8 +59,11 @@ def _group(reason: Reason, group: list[Verdict]) -> str:
     if group[0].outcome is not Outcome.REFUSED:
         return text
     best = max(group, key=lambda verdict: verdict.free)
+    if reason is Reason.GANG_INCOMPLETE:
+        return f"{text} (all {best.need} shards or none, only {best.free} fit together)"
     show = str if reason in COUNTED else size
-    return f"{text} (need {show(best.need)}, best free {show(best.free)} on {best.node})"
+    holder = f", of which pid {best.holder} and others hold {size(best.foreign)}" if best.holder else ""
+    return f"{text} (need {show(best.need)}, best free {show(best.free)} on {best.node}{holder})"
 
 
 class Row(Protocol):

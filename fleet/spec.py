@@ -5,7 +5,7 @@ import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, model_validator
 
 from fleet.records import Record, Typed
 
@@ -100,29 +100,56 @@ class ShardNeed(Record):
     """Bytes of weights."""
 
 
-class ModelSpec(Typed):
-    """A model as the catalog keeps it. Two equal specs are the same model: applying one again changes nothing."""
+class Constraints(Typed):
+    """Which nodes a model may run on, and which it would rather."""
 
-    name: ModelName
-    repo: Annotated[str, Field(min_length=1)]
-    engine: Engine
-    weights: Weights
-    need: ShardNeed
-    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    priority: Annotated[int, Field(ge=0, le=100)] = 50
-    context_length: Annotated[int, Field(ge=1)]
-    """Tokens of one request, prompt and answer together."""
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Requests one replica works on at a time."""
-    args: tuple[str, ...] = ()
-    start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """From launch to ready. Ten minutes: a 70B model read from a slow disk with CUDA graphs needs five."""
-    drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
+    labels: dict[str, str] = {}
+    """A node must have all of them."""
+    prefer: dict[str, str] = {}
+    """A node that has them scores higher."""
+    role: str = ""
+    """A node must have this role; "" is any."""
+    gpu_model: str = ""
+    """A GPU's model must contain this text, whatever its case; "" is any."""
+    interconnect: str = ""
+    """A label key: all shards of a gang go to nodes with one value of it; "" is no matter."""
 
-    @property
-    def id(self) -> str:
-        """The name for machines."""
-        return safe_id(self.name)
+
+class Scaling(Typed):
+    """How many replicas by demand; without it the number is `replicas`."""
+
+    min: Annotated[int, Field(ge=0, le=1000)] = 1
+    """0: to zero when idle, and the model may be evicted for others while it is idle."""
+    max: Annotated[int, Field(ge=1, le=1000)] = 1
+    target_in_flight: Annotated[float, Field(gt=0)] = 4.0
+    """Requests in flight, smoothed, that one replica should have."""
+    cooldown_s: Annotated[float, Field(ge=0)] = 60.0
+    """Between a change of the number and the next one downwards."""
+    idle_after_s: Annotated[float, Field(ge=0)] = 600.0
+    """Without a request for so long, a model with `min` 0 goes to zero."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Scaling":
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        return self
+
+
+class Rollout(Typed):
+    """How a changed spec replaces what serves."""
+
+    max_surge: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Replicas beyond the wanted number while it is under way."""
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Replicas that may be missing while it is under way."""
+    recreate: bool = False
+    """Where there is no room for the new version, stop an old replica first, even the last one."""
+
+    @model_validator(mode="after")
+    def _moves(self) -> "Rollout":
+        if self.max_surge == 0 and self.max_unavailable == 0 and not self.recreate:
+            raise ValueError("max_surge and max_unavailable are both 0: nothing could ever be replaced")
+        return self
 
 
 class JobKind(StrEnum):
@@ -150,8 +177,44 @@ class JobRequest(Typed):
     memory: ByteSize | None = None
     """Bytes or text such as `12GiB`, for one shard on each device; replaces the estimate."""
     priority: Annotated[int, Field(ge=0, le=100)] = 50
+    constraints: Constraints = Constraints()
+    scaling: Scaling | None = None
+    """Replicas by demand; `replicas` then says how many to begin with."""
+    rollout: Rollout = Rollout()
     context_length: Annotated[int, Field(ge=1)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
     args: tuple[str, ...] = ()
     start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
     drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
+
+
+class ModelSpec(Typed):
+    """A model as the catalog keeps it. Two equal specs are the same model: applying one again changes nothing."""
+
+    name: ModelName
+    repo: Annotated[str, Field(min_length=1)]
+    engine: Engine
+    weights: Weights
+    need: ShardNeed
+    shards: Annotated[int, Field(ge=1, le=64)] = 1
+    """Nodes one replica spans, each with `need`: all of them or none."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    constraints: Constraints = Constraints()
+    scaling: Scaling | None = None
+    rollout: Rollout = Rollout()
+    context_length: Annotated[int, Field(ge=1)]
+    """Tokens of one request, prompt and answer together."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Requests one replica works on at a time."""
+    args: tuple[str, ...] = ()
+    request: JobRequest | None = None
+    """What was asked for, word for word: the same wish again is no change."""
+    start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
+    """From launch to ready. Ten minutes: a 70B model read from a slow disk with CUDA graphs needs five."""
+    drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
+
+    @property
+    def id(self) -> str:
+        """The name for machines."""
+        return safe_id(self.name)

@@ -1,7 +1,7 @@
 """What the fleet knows: nodes as they reported themselves, models as they were asked for, replicas in between.
 
-Everything is frozen; `fleet/transitions.py` makes the next state from the last. Times are seconds since the
-epoch, memory and disk are bytes.
+Everything is frozen; `fleet/wishes.py`, `facts.py` and `commits.py` make the next state from the last. Times are
+seconds since the epoch, memory and disk are bytes.
 """
 
 from enum import StrEnum
@@ -64,6 +64,7 @@ class NodeState(StrEnum):
 
     READY = "ready"
     CORDONED = "cordoned"
+    DRAINING = "draining"  # cordoned, and what runs there goes elsewhere
     LOST = "lost"
 
 
@@ -79,6 +80,12 @@ class NodeRecord(Record):
     """When the state began."""
     cause: str = ""
     """Why the state is what it is, where it is not `ready`."""
+    drain_until: float = 0.0
+    """When what still runs on a draining node is stopped without waiting for its replacement."""
+    closed: NodeState = NodeState.READY
+    """What it was when it was lost: a cordon or drain outlives that."""
+    left: bool = False
+    """Lost because its agent said goodbye: its engines are stopped."""
     version: int = 0
     """Counts the changes that matter to a plan; a plan on an older one is refused."""
 
@@ -135,6 +142,10 @@ class ReplicaRecord(Record):
     """Not restarted until the spec changes or somebody says retry."""
     trace: str = ""
     """W3C traceparent of its `start replica` span, empty while tracing is off."""
+    load: float = 0.0
+    """Requests in flight, smoothed."""
+    loaded_at: float = 0.0
+    """When `load` was measured."""
     version: int = 0
 
     @property
@@ -160,6 +171,10 @@ class Verdict(Record):
     need: int = 0
     free: int = 0
     capacity: int = 0
+    foreign: int = 0
+    """Bytes that processes that are not ours hold on the device that was too small."""
+    holder: int = 0
+    """The pid that holds most of them; 0 where it is not known."""
     score: float = 0.0
     """The sum of `parts`; the highest wins."""
     parts: dict[str, float] = {}
@@ -189,6 +204,11 @@ class ModelRecord(Record):
     decision: Decision | None = None
     """The last placement."""
     next_ordinal: int = 0
+    scaled: int | None = None
+    """Replicas by demand; None where the spec has no scaling."""
+    scaled_at: float = 0.0
+    used_at: float = 0.0
+    """When it last had a request in flight, or was asked for."""
     version: int = 0
 
 
@@ -209,6 +229,10 @@ class Policy(Record):
     restart: RestartPolicy = RestartPolicy()
     unstarted_after_s: float = 30.0
     """A placed replica whose workflow did not report within this is started again (the pass may have died)."""
+    mass_loss_share: float = 0.5
+    """When more than this share of the nodes is lost, nothing is reaped: rather the network or Temporal is ill."""
+    mass_loss_window_s: float = 300.0
+    """Losses within so long of each other count together."""
 
 
 class FleetState(Record):
@@ -219,6 +243,33 @@ class FleetState(Record):
     generation: int = 0
     """The last generation given out. One counter for the whole fleet: a slot that is removed and made again
     never repeats a generation, so an old report or an old engine cannot be taken for the new one."""
+    brake: str = ""
+    """Why nothing is reaped just now; empty: lost nodes are reaped."""
     models: dict[str, ModelRecord] = {}
     nodes: dict[str, NodeRecord] = {}
     replicas: dict[str, ReplicaRecord] = {}
+
+    def with_model(self, model: ModelRecord) -> "FleetState":
+        """The same with this model."""
+        return self.model_copy(update={"models": {**self.models, model.spec.id: model}})
+
+    def with_node(self, node: NodeRecord) -> "FleetState":
+        """The same with this node."""
+        return self.model_copy(update={"nodes": {**self.nodes, node.id: node}})
+
+    def with_replica(self, replica: ReplicaRecord) -> "FleetState":
+        """The same with this replica."""
+        return self.model_copy(update={"replicas": {**self.replicas, replica.id: replica}})
+
+    def without_replica(self, replica: str) -> "FleetState":
+        """The same without this replica; with the last one of a model that is being removed, the model goes too."""
+        model = self.replicas[replica].model
+        left = {key: record for key, record in self.replicas.items() if key != replica}
+        return self.model_copy(update={"replicas": left}).forget_removed(model)
+
+    def forget_removed(self, model: str) -> "FleetState":
+        """The same without this model, if it is being removed and nothing of it is left."""
+        record = self.models.get(model)
+        if record is None or not record.removing or any(r.model == model for r in self.replicas.values()):
+            return self
+        return self.model_copy(update={"models": {key: m for key, m in self.models.items() if key != model}})

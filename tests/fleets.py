@@ -1,8 +1,9 @@
 """Small fleets as values, for tests."""
 
+from fleet.facts import node_joined
 from fleet.spec import Engine, Format, ModelFile, ModelSpec, ShardNeed, Weights
 from fleet.state import CPU, Device, EngineOffer, FleetState, Inventory
-from fleet.transitions import apply, node_joined
+from fleet.wishes import apply
 
 GIB = 1024**3
 

@@ -19,12 +19,12 @@ from activities.contract import (
     Snapshot,
     fleet_id,
 )
+from fleet.facts import node_joined
 from fleet.fit import FitVerdict
 from fleet.reasons import Reason, StepError
 from fleet.render import size
 from fleet.spec import Engine, Format, JobRequest, ModelFile, Weights
 from fleet.state import FleetState
-from fleet.transitions import node_joined
 from tests.fleets import inventory
 from tests.ggufs import LLAMA, gguf
 from tests.test_fit import OFFER, QWEN, TENSOR, safetensors

@@ -36,9 +36,9 @@ from activities.contract import (
     fleet_id,
 )
 from cli.jobs import job_prefix, job_workflow_id, repo_argument
-from fleet.planning import Step, StepKind
 from fleet.reasons import Failure, Reason
 from fleet.spec import JobKind, JobRequest
+from fleet.steps import Step, StepKind
 from runtime.temporal import plugins, register_search_attributes
 from tests.fleets import fleet, inventory, spec
 from tests.waiting import until

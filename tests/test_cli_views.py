@@ -22,11 +22,13 @@ from cli.views import (
     replica_views,
     waiting_views,
 )
+from fleet.commits import commit
+from fleet.facts import ReplicaEvent, replica_changed
 from fleet.planning import plan
 from fleet.reasons import Failure, Reason
 from fleet.spec import JobKind
 from fleet.state import FleetState, ReplicaState
-from fleet.transitions import ReplicaEvent, commit, remove, replica_changed, scale
+from fleet.wishes import remove, scale
 from tests.fleets import GIB, fleet, inventory, spec
 
 CORRUPT = Failure(reason=Reason.WEIGHTS_MISSING, detail="model.gguf is gone", node="n1")

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from activities.contract import STEPS
-from fleet.planning import StepKind
 from fleet.reasons import REASONS
 from fleet.render import size
 from fleet.spec import JobKind
+from fleet.steps import StepKind
 from runtime.config import AgentConfig, Section, ServerConfig, load
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.architectures import ARCHITECTURES, FORMATS, engine_for
+from fleet.facts import node_joined, node_lost
 from fleet.fit import (
     DEFAULT_CONTEXT,
     Estimate,
@@ -26,7 +27,7 @@ from fleet.reasons import Reason, StepError
 from fleet.safetensors import safetensors_extent
 from fleet.spec import Engine, Format, ShardNeed
 from fleet.state import EngineOffer, FleetState, NodeState
-from fleet.transitions import cordon, node_joined, node_lost
+from fleet.wishes import cordon
 from tests.fleets import inventory
 from tests.ggufs import LLAMA, Strings, gguf
 

@@ -8,21 +8,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fleet.commits import commit, moved
+from fleet.facts import ReplicaEvent, node_joined, node_lost, replica_changed
 from fleet.planning import next_deadline, plan
 from fleet.reasons import Failure, Reason, RefusedError
+from fleet.standing import over_capacity
 from fleet.state import HOLDING, FleetState, NodeState, ReplicaState
-from fleet.transitions import (
-    ReplicaEvent,
-    apply,
-    commit,
-    cordon,
-    moved,
-    node_joined,
-    node_lost,
-    over_capacity,
-    remove,
-    replica_changed,
-)
+from fleet.wishes import apply, cordon, remove
 from tests.fleets import GIB, inventory, spec
 
 NODES = ("n1", "n2", "n3")

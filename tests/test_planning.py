@@ -2,21 +2,13 @@
 
 import pytest
 
-from fleet.planning import Plan, StepKind, backoff_s, next_deadline, plan
+from fleet.commits import commit, moved
+from fleet.facts import ReplicaEvent, node_joined, node_lost, replica_changed
+from fleet.planning import backoff_s, next_deadline, plan
 from fleet.reasons import Failure, Reason
 from fleet.state import CPU, Device, FleetState, NodeState, Outcome, ReplicaState, RestartPolicy
-from fleet.transitions import (
-    ReplicaEvent,
-    apply,
-    commit,
-    cordon,
-    moved,
-    node_joined,
-    node_lost,
-    remove,
-    replica_changed,
-    scale,
-)
+from fleet.steps import Plan, StepKind
+from fleet.wishes import apply, cordon, remove, scale
 from tests.fleets import GIB, fleet, inventory, spec
 
 
@@ -166,8 +158,8 @@ def test_scale_down_drains_the_youngest_that_serves_last() -> None:
     state = after(scale(state, "m", 3), 12.0)
     state = scale(state, "m", 1)
     assert text(plan(state, 20.0)) == [
-        "stop replica m-2: wanted 1, there are 3",
-        "scale down m-0: wanted 1, there are 3",
+        "scale down m-2: wanted 1: 1 of 3 stay",
+        "scale down m-0: wanted 1: 1 of 3 stay",
     ]
 
 
@@ -233,9 +225,9 @@ def test_a_start_nobody_acknowledged_is_sent_again() -> None:
 def test_what_is_not_wanted_any_more_is_stopped_and_never_started_again() -> None:
     # Found by the state machine: the start was sent again in one pass and stopped in the next.
     unacknowledged = scale(after(fleet({"n1": inventory()}, spec("m"))), "m", 0)
-    assert text(plan(unacknowledged, 100.0)) == ["stop replica m-0: wanted 0, there are 1"]
+    assert text(plan(unacknowledged, 100.0)) == ["scale down m-0: wanted 0: 0 of 1 stay"]
     broken = scale(failed(after(fleet({"n1": inventory()}, spec("m"))), "m-0", Reason.EXITED, 20.0), "m", 0)
-    assert text(plan(broken, 100.0)) == ["stop replica m-0: wanted 0, there are 1"]
+    assert text(plan(broken, 100.0)) == ["scale down m-0: wanted 0: 0 of 1 stay"]
 
 
 def test_a_refusal_is_said_as_things_stand_after_the_pass() -> None:
@@ -266,7 +258,7 @@ def test_a_changed_spec_starts_its_version_before_the_old_one_goes() -> None:
         "m-1": (2, ReplicaState.PLACED),
     }
     state = serving(state, 22.0)
-    assert text(plan(state, 23.0)) == ["drain m-0: version 2 of the spec serves"]
+    assert text(plan(state, 23.0)) == ["drain m-0: version 2 of the spec replaces version 1"]
 
 
 def test_a_count_or_priority_is_no_new_version() -> None:

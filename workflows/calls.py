@@ -43,10 +43,10 @@ from activities.node_contract import (
     StoppedShard,
     StopShard,
 )
+from fleet.facts import ReplicaEvent
 from fleet.reasons import Failure, Reason
 from fleet.records import Record
 from fleet.spec import ResolvedModel
-from fleet.transitions import ReplicaEvent
 
 TASK_TIMEOUT = timedelta(seconds=5)
 """Of every workflow: how long a task lost with a killed worker is waited for. Our longest task takes 0.2 s."""

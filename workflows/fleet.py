@@ -18,6 +18,7 @@ from activities.contract import (
     CommitResult,
     ConfigureArg,
     Done,
+    DrainArg,
     NameArg,
     Route,
     Routes,
@@ -27,11 +28,12 @@ from activities.contract import (
     reconcile_id,
 )
 from activities.node_contract import ShardRef
-from fleet import transitions
+from fleet import commits, facts, standing, wishes
+from fleet.demand import target
+from fleet.facts import ReplicaEvent
 from fleet.planning import next_deadline
 from fleet.reasons import RefusedError
-from fleet.state import Decision, FleetState, ReplicaState
-from fleet.transitions import ReplicaEvent
+from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from workflows import calls, messages
 from workflows.messages import (
     Answer,
@@ -43,6 +45,7 @@ from workflows.messages import (
     Message,
     ModelStatus,
     NodeJoined,
+    NodeLoads,
     NodeLost,
     NodeMeasured,
     ReconcileInput,
@@ -175,14 +178,14 @@ class Fleet:
     @workflow.signal(name=messages.SIGNAL_NODE_JOINED)
     def node_joined(self, joined: NodeJoined) -> None:
         """An agent introduced itself: answer with what it should run."""
-        state = transitions.node_joined(self._state, joined.node, joined.incarnation, joined.inventory, workflow.time())
+        state = facts.node_joined(self._state, joined.node, joined.incarnation, joined.inventory, workflow.time())
         self._take(state, f"node {joined.node} joined")
         claims = tuple(
             Claim(
                 shard=ShardRef(replica=replica.id, generation=replica.generation, rank=shard.rank),
                 state=replica.state,
             )
-            for replica in transitions.claims(self._state, joined.node)
+            for replica in facts.claims(self._state, joined.node)
             for shard in replica.shards
             if shard.node == joined.node
         )
@@ -192,19 +195,49 @@ class Fleet:
     @workflow.signal(name=messages.SIGNAL_NODE_MEASURED)
     def node_measured(self, measured: NodeMeasured) -> None:
         """A node's inventory changed."""
-        state = transitions.node_measured(self._state, measured.node, measured.incarnation, measured.inventory)
+        state = facts.node_measured(self._state, measured.node, measured.incarnation, measured.inventory)
         self._take(state, f"node {measured.node} measured itself")
 
     @workflow.signal(name=messages.SIGNAL_NODE_LOST)
     def node_lost(self, lost: NodeLost) -> None:
         """A node is gone."""
-        state = transitions.node_lost(self._state, lost.node, lost.incarnation, lost.cause, workflow.time())
+        state = facts.node_lost(self._state, lost.node, lost.incarnation, lost.cause, workflow.time(), left=lost.left)
         self._take(state, f"node {lost.node} is lost: {lost.cause}")
+
+    @workflow.signal(name=messages.SIGNAL_NODE_LOADS)
+    def node_loads(self, told: NodeLoads) -> None:
+        """A node told how busy its replicas are; a pass is due only where that changes what is wanted."""
+        now = workflow.time()
+        self._state = facts.loaded(self._state, told.node, told.incarnation, told.loads, now)
+        for name in {load.model for load in self._loaded(told)}:
+            self._weigh(self._state.models[name])
+
+    @workflow.signal(name=contract.SIGNAL_WANTED)
+    def wanted(self, arg: NameArg) -> None:
+        """Somebody asks the gateway for a model that has no replica."""
+        for model in self._state.models.values():
+            if arg.name in (model.spec.name, model.spec.id):
+                self._state = facts.used(self._state, model.spec.id, workflow.time())
+                self._weigh(self._state.models[model.spec.id])
+
+    def _loaded(self, told: NodeLoads) -> list[ReplicaRecord]:
+        replicas = self._state.replicas
+        return [
+            replicas[load.replica]
+            for load in told.loads
+            if load.replica in replicas and replicas[load.replica].model in self._state.models
+        ]
+
+    def _weigh(self, model: ModelRecord) -> None:
+        mine = [replica for replica in self._state.replicas.values() if replica.model == model.spec.id]
+        found = target(model, mine, workflow.time())
+        if found.replicas != standing.wanted(self._state, model):
+            self._because(Cause(sentence=f"{model.spec.name}: {found.reason}", trace=traceparent()))
 
     @workflow.signal(name=messages.SIGNAL_REPLICA_CHANGED)
     def replica_changed(self, event: ReplicaEvent) -> None:
         """A replica told where it is."""
-        state = transitions.replica_changed(self._state, event, workflow.time())
+        state = facts.replica_changed(self._state, event, workflow.time())
         self._take(state, f"replica {event.replica} is {event.state or 'stopped'}")
 
     # -- wishes, from jobs --------------------------------------------------------------------------------------------
@@ -224,11 +257,11 @@ class Fleet:
 
     def _answer(self, ask: Ask) -> Answer:
         if ask.kind is AskKind.APPLY and ask.spec is not None:
-            state, applied = transitions.apply(self._state, ask.spec, workflow.time())
+            state, applied = wishes.apply(self._state, ask.spec, workflow.time())
             self._take(state, f"{ask.spec.name} was applied")
             return Answer(applied=applied, model=ask.spec.id)
-        model = transitions.find_model(self._state, ask.name).spec
-        self._take(transitions.remove(self._state, ask.name), f"{model.name} is removed")
+        model = wishes.find_model(self._state, ask.name).spec
+        self._take(wishes.remove(self._state, ask.name), f"{model.name} is removed")
         return Answer(model=model.id)
 
     # -- wishes, from people ------------------------------------------------------------------------------------------
@@ -236,22 +269,22 @@ class Fleet:
     @workflow.update(name=contract.UPDATE_REMOVE)
     def remove(self, arg: NameArg) -> Done:
         """Take a model out of the catalog."""
-        self._take(transitions.remove(self._state, arg.name), f"{arg.name} is removed")
+        self._take(wishes.remove(self._state, arg.name), f"{arg.name} is removed")
         return Done(sentence=f"{arg.name} is being removed")
 
     @remove.validator
     def _check_remove(self, arg: NameArg) -> None:
-        _refuse(lambda: transitions.remove(self._state, arg.name))
+        _refuse(lambda: wishes.remove(self._state, arg.name))
 
     @workflow.update(name=contract.UPDATE_SCALE)
     def scale(self, arg: ScaleArg) -> Done:
         """Change a model's number of replicas."""
-        self._take(transitions.scale(self._state, arg.name, arg.replicas), f"{arg.name} is scaled to {arg.replicas}")
+        self._take(wishes.scale(self._state, arg.name, arg.replicas), f"{arg.name} is scaled to {arg.replicas}")
         return Done(sentence=f"{arg.name} is scaled to {arg.replicas} replicas")
 
     @scale.validator
     def _check_scale(self, arg: ScaleArg) -> None:
-        _refuse(lambda: transitions.scale(self._state, arg.name, arg.replicas))
+        _refuse(lambda: wishes.scale(self._state, arg.name, arg.replicas))
 
     @workflow.update(name=contract.UPDATE_CORDON)
     def cordon(self, arg: NameArg) -> Done:
@@ -260,7 +293,7 @@ class Fleet:
 
     @cordon.validator
     def _check_cordon(self, arg: NameArg) -> None:
-        _refuse(lambda: transitions.cordon(self._state, arg.name, True, workflow.time()))
+        _refuse(lambda: wishes.cordon(self._state, arg.name, True, workflow.time()))
 
     @workflow.update(name=contract.UPDATE_UNCORDON)
     def uncordon(self, arg: NameArg) -> Done:
@@ -269,29 +302,57 @@ class Fleet:
 
     @uncordon.validator
     def _check_uncordon(self, arg: NameArg) -> None:
-        _refuse(lambda: transitions.cordon(self._state, arg.name, False, workflow.time()))
+        _refuse(lambda: wishes.cordon(self._state, arg.name, False, workflow.time()))
 
     def _cordon(self, name: str, *, cordoned: bool) -> Done:
         word = "cordoned" if cordoned else "uncordoned"
-        self._take(transitions.cordon(self._state, name, cordoned, workflow.time()), f"node {name} is {word}")
+        self._take(wishes.cordon(self._state, name, cordoned, workflow.time()), f"node {name} is {word}")
         return Done(sentence=f"node {name} is {word}")
 
     @workflow.signal(name=contract.SIGNAL_CONFIGURE)
     def configure(self, arg: ConfigureArg) -> None:
         """Take the policy of server.yaml."""
         if arg.policy != self._state.policy:
-            self._take(transitions.configure(self._state, arg.policy), "the policy changed")
+            self._take(wishes.configure(self._state, arg.policy), "the policy changed")
+
+    @workflow.update(name=contract.UPDATE_DRAIN)
+    def drain(self, arg: DrainArg) -> Done:
+        """Keep new replicas off a node, and move what runs there."""
+        state = wishes.drain_node(self._state, arg.name, arg.deadline_s, workflow.time())
+        self._take(state, f"node {arg.name} is drained")
+        return Done(sentence=f"node {arg.name} is being drained, in {arg.deadline_s:g} s at the latest")
+
+    @drain.validator
+    def _check_drain(self, arg: DrainArg) -> None:
+        _refuse(lambda: wishes.drain_node(self._state, arg.name, arg.deadline_s, workflow.time()))
+
+    @workflow.update(name=contract.UPDATE_RETRY)
+    def retry(self, arg: NameArg) -> Done:
+        """Try again what was given up."""
+        self._take(wishes.retry(self._state, arg.name, workflow.time()), f"{arg.name} is tried again")
+        return Done(sentence=f"{arg.name} is tried again")
+
+    @retry.validator
+    def _check_retry(self, arg: NameArg) -> None:
+        _refuse(lambda: wishes.retry(self._state, arg.name, workflow.time()))
+
+    @workflow.update(name=contract.UPDATE_RELEASE_BRAKE)
+    def release_brake(self) -> Done:
+        """Reap lost nodes although many are lost."""
+        said = self._state.brake
+        self._take(wishes.release_brake(self._state), "the brake is released")
+        return Done(sentence=f"the brake is released ({said})" if said else "the brake was not on")
 
     # -- the pass -----------------------------------------------------------------------------------------------------
 
     @workflow.update(name=contract.UPDATE_COMMIT)
     def commit(self, request: CommitRequest) -> CommitResult:
         """Take a pass's plan, whole or not at all."""
-        moved = transitions.moved(self._state, request.plan)
+        moved = commits.moved(self._state, request.plan)
         if moved:
             return CommitResult(accepted=False, moved=moved)
         # No pass is due for it: a plan applied to its own outcome has no further steps.
-        self._state = transitions.commit(self._state, request.plan, workflow.time())
+        self._state = commits.commit(self._state, request.plan, workflow.time())
         self._committed_by, self._committed = request.pass_id, request.plan
         self._news = True
         return CommitResult(accepted=True)

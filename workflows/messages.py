@@ -3,18 +3,20 @@
 from enum import StrEnum
 
 from activities.node_contract import ShardChange, ShardRef, StartShards
-from fleet.planning import Plan
+from fleet.facts import Load
 from fleet.reasons import Failure
 from fleet.records import Record
 from fleet.spec import ModelSpec
 from fleet.state import FleetState, Inventory, ReplicaState, ShardAssignment
-from fleet.transitions import Applied
+from fleet.steps import Plan
+from fleet.wishes import Applied
 
 # -- to Fleet ---------------------------------------------------------------------------------------------------------
 
 SIGNAL_NODE_JOINED = "node_joined"
 SIGNAL_NODE_MEASURED = "node_measured"
 SIGNAL_NODE_LOST = "node_lost"
+SIGNAL_NODE_LOADS = "node_loads"
 SIGNAL_REPLICA_CHANGED = "replica_changed"
 SIGNAL_ASK = "ask"
 
@@ -41,6 +43,16 @@ class NodeLost(Record):
     node: str
     incarnation: str
     cause: str
+    left: bool = False
+    """The agent said goodbye and stops its engines."""
+
+
+class NodeLoads(Record):
+    """How busy a node's replicas are."""
+
+    node: str
+    incarnation: str
+    loads: tuple[Load, ...]
 
 
 class AskKind(StrEnum):

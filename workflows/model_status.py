@@ -1,6 +1,6 @@
 """How one model is, for a job that waits for it: pure, from the fleet's state."""
 
-from fleet import transitions
+from fleet import standing
 from fleet.state import HOLDING, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from workflows.messages import ModelStatus, Phase, ReplicaBrief
 
@@ -22,7 +22,7 @@ def model_status(state: FleetState, model_id: str) -> ModelStatus:
         for replica in sorted(replicas, key=lambda replica: replica.id)
         if replica.state in HOLDING
     )
-    failure = None if model.removing else transitions.given_up(state, model)
+    failure = None if model.removing else standing.given_up(state, model)
     if failure is not None:
         return ModelStatus(model=model_id, phase=Phase.FAILED, sentence=failure.line, replicas=briefs, failure=failure)
     phase, sentence = _phase(state, model, replicas)
@@ -33,7 +33,7 @@ def _phase(state: FleetState, model: ModelRecord, replicas: list[ReplicaRecord])
     if model.removing:
         left = [f"{replica.id} {replica.state}" for replica in replicas]
         return Phase.WAITING, f"{', '.join(left)}" if left else "nothing runs any more"
-    missing = transitions.missing(state, model)
+    missing = standing.missing(state, model)
     if missing == 0:
         serving = [replica for replica in replicas if replica.state is ReplicaState.SERVING]
         where = ", ".join(sorted({node for replica in serving for node in replica.nodes}))

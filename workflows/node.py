@@ -19,11 +19,11 @@ from activities.node_contract import (
     ShardChange,
     ShardHealth,
 )
+from fleet.facts import ReplicaEvent
 from fleet.reasons import Failure, Reason
 from fleet.state import ReplicaState
-from fleet.transitions import ReplicaEvent
 from workflows import calls, messages
-from workflows.messages import Claim, NodeJoined, NodeLost, NodeMeasured, ShardNews, Welcome
+from workflows.messages import Claim, NodeJoined, NodeLoads, NodeLost, NodeMeasured, ShardNews, Welcome
 
 NODE = SearchAttributeKey.for_keyword(contract.SEARCH_NODE)
 STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
@@ -58,7 +58,7 @@ class Node:
         while True:
             cause = await self._wait_for_agent()
             if cause:
-                await self._tell_lost(cause)
+                await self._tell_lost(cause, left=self._left)
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 if not self._wanted:
                     return
@@ -102,10 +102,10 @@ class Node:
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(self._input.model_copy(update={"incarnation": self._incarnation}))
 
-    async def _tell_lost(self, cause: str) -> None:
+    async def _tell_lost(self, cause: str, *, left: bool) -> None:
         self._show("lost", cause)
         if self._incarnation:
-            lost = NodeLost(node=self._node, incarnation=self._incarnation, cause=cause)
+            lost = NodeLost(node=self._node, incarnation=self._incarnation, cause=cause, left=left)
             await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOST, lost)
 
     # -- the agent's calls --------------------------------------------------------------------------------------------
@@ -140,6 +140,9 @@ class Node:
         if report.inventory is not None:
             measured = NodeMeasured(node=self._node, incarnation=report.incarnation, inventory=report.inventory)
             await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_MEASURED, measured)
+        if report.loads:
+            loads = NodeLoads(node=self._node, incarnation=report.incarnation, loads=report.loads)
+            await calls.tell(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOADS, loads)
         for change in report.changes:
             await self._pass_on(change)
         return Reported()

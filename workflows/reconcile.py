@@ -7,8 +7,8 @@ from temporalio.workflow import ParentClosePolicy
 
 from activities import contract
 from activities.contract import PassPlan, PlaceRequest, replica_id
-from fleet.planning import Step, StepKind
 from fleet.state import Decision
+from fleet.steps import ENDS, Step, StepKind
 from workflows import calls, messages
 from workflows.messages import Action, ReconcileInput, ReplicaInput, ToReplica
 from workflows.spans import link, span
@@ -20,13 +20,6 @@ does not, the fleet's `unstarted_after_s` brings the start back."""
 
 EVENTS_KEPT = 100
 """Candidates turned down that get an event of their own; OpenTelemetry keeps 128 events a span."""
-
-SIGNALS = {
-    StepKind.REAP: messages.SIGNAL_NODE_GONE,
-    StepKind.DRAIN: messages.SIGNAL_DRAIN,
-    StepKind.SCALE_DOWN: messages.SIGNAL_DRAIN,
-    StepKind.STOP: messages.SIGNAL_STOP,
-}
 
 
 @workflow.defn(name=contract.RECONCILE_WORKFLOW)
@@ -53,7 +46,7 @@ class Reconcile:
     async def _carry_out(self, cell: str, step: Step, plan: PassPlan) -> None:
         attributes = {"llmgw.model": step.model, "llmgw.replica": step.replica, "llmgw.reason": step.reason}
         with span(step.kind.value, attributes):
-            if step.kind in SIGNALS:
+            if step.kind is StepKind.REAP or step.kind in ENDS:
                 await self._signal(cell, step, plan)
             elif step.decision is not None:
                 with span("place", {"llmgw.model": step.model, "llmgw.replica": step.replica}) as placing:
@@ -64,11 +57,11 @@ class Reconcile:
                 await self._start(cell, step, plan, Action.START)
 
     async def _signal(self, cell: str, step: Step, plan: PassPlan) -> None:
-        told = await calls.tell(
-            replica_id(step.replica, cell),
-            SIGNALS[step.kind],
-            ToReplica(generation=step.generation, reason=step.reason),
-        )
+        signal = messages.SIGNAL_STOP if step.at_once else messages.SIGNAL_DRAIN
+        if step.kind is StepKind.REAP:
+            signal = messages.SIGNAL_NODE_GONE
+        command = ToReplica(generation=step.generation, reason=step.reason)
+        told = await calls.tell(replica_id(step.replica, cell), signal, command)
         if not told and step.kind is not StepKind.REAP and step.replica in plan.starts:
             # Its workflow is gone (somebody terminated it), but its engine may run: a new run stops it.
             await self._start(cell, step, plan, Action.STOP)

@@ -19,10 +19,10 @@ from activities.node_contract import (
     StartShard,
     StopShard,
 )
+from fleet.facts import ReplicaEvent
 from fleet.reasons import Failure, Reason
 from fleet.render import markdown
 from fleet.state import ReplicaState
-from fleet.transitions import ReplicaEvent
 from workflows import calls, messages
 from workflows.messages import Action, ReplicaInput, ShardNews, ToReplica
 from workflows.spans import fail, span, traceparent, within

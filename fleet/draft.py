@@ -1,0 +1,151 @@
+"""A plan under construction: what is free shrinks as it goes, and each replica is decided on once."""
+
+from fleet.demand import Target, target
+from fleet.placement import Candidates, place
+from fleet.room import Room, room_of
+from fleet.state import Decision, FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState
+from fleet.steps import Plan, Step, StepKind
+
+WANTED_STATES = frozenset(
+    {ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING, ReplicaState.FAILED},
+)
+"""States in which a replica fills one of its model's places."""
+
+GOING_STATES = frozenset({ReplicaState.DRAINING, ReplicaState.DRAINED, ReplicaState.STOPPING})
+"""States in which a replica holds memory that will be free soon."""
+
+
+class Draft:
+    """The working values of one plan."""
+
+    def __init__(self, state: FleetState, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.room: Room = room_of(state)
+        self.replicas: dict[str, list[ReplicaRecord]] = {key: [] for key in state.models}
+        """Each model's replicas, by id."""
+        for replica in sorted(state.replicas.values(), key=lambda replica: replica.id):
+            self.replicas.setdefault(replica.model, []).append(replica)
+        self.models: list[ModelRecord] = sorted(
+            state.models.values(), key=lambda model: (-model.spec.priority, model.applied_at, model.spec.id)
+        )
+        """The most important first, then the oldest wish."""
+        self.acted: set[str] = set()
+        """Replicas an earlier rule has decided on."""
+        self.ended: set[str] = set()
+        """Of those, the ones that go."""
+        self.refused: dict[str, tuple[StepKind, str, str]] = {}
+        """Model → the first placement that found no room: kind, replica, reason."""
+        self._steps: list[Step] = []
+        self._scaled: dict[str, int] = {}
+        self._touched: dict[str, int] = {}
+        self._generation = state.generation
+        self._candidates: dict[str, Candidates] = {}
+        self._targets: dict[str, Target] = {}
+
+    def target(self, model: ModelRecord) -> Target:
+        """How many replicas it should have; a number that changes by demand becomes part of the plan."""
+        found = self._targets.get(model.spec.id)
+        if found is None:
+            found = target(model, self.replicas[model.spec.id], self.now)
+            self._targets[model.spec.id] = found
+            if model.spec.scaling is not None and not model.removing and found.replicas != model.scaled:
+                self.scale(model, found.replicas)
+        return found
+
+    def scale(self, model: ModelRecord, replicas: int) -> None:
+        """Make this the number by demand."""
+        self._scaled[model.spec.id] = replicas
+        self.touch_model(model)
+
+    def on_draining(self, replica: ReplicaRecord) -> bool:
+        """Whether a shard of it is on a node that drains."""
+        nodes = self.state.nodes
+        return any(node in nodes and nodes[node].state is NodeState.DRAINING for node in replica.nodes)
+
+    def end(self, kind: StepKind, replica: ReplicaRecord, reason: str) -> None:
+        """Let a replica go: by a drain where it serves, at once where it does not; once."""
+        if replica.id in self.acted or replica.state in (ReplicaState.DRAINING, ReplicaState.STOPPING):
+            return
+        if replica.state is ReplicaState.DRAINED:
+            reason = "it is drained"
+        serving = replica.state is ReplicaState.SERVING
+        if not serving and kind is StepKind.DRAIN:
+            kind = StepKind.STOP
+        self.add(kind, replica, reason, at_once=not serving)
+        self.ended.add(replica.id)
+
+    def add(self, kind: StepKind, replica: ReplicaRecord, reason: str, *, at_once: bool = False) -> None:
+        """A step on a replica that exists; the first rule that decides on it wins."""
+        if replica.id in self.acted:
+            return
+        self.acted.add(replica.id)
+        self._touched[f"replica/{replica.id}"] = replica.version
+        if replica.model in self.state.models:
+            self.touch_model(self.state.models[replica.model])
+        self._steps.append(
+            Step(
+                kind=kind,
+                reason=reason,
+                model=replica.model,
+                replica=replica.id,
+                generation=replica.generation,
+                at_once=at_once,
+                frees=sum(share.memory for shard in replica.shards for share in shard.devices),
+            )
+        )
+
+    def place(self, kind: StepKind, model: ModelRecord, replica: str, reason: str) -> bool:
+        """Place one replica; False, and noted as refused, where nothing fits."""
+        decision = self.decide(model, replica)
+        self.touch_model(model)
+        if not decision.shards:
+            self.refused.setdefault(model.spec.id, (kind, replica, reason))
+            return False
+        self._generation += 1
+        self.room.take(model.spec.id, decision.shards)
+        self.acted.add(replica)
+        for shard in decision.shards:
+            self.touch_node(shard.node)
+        if replica in self.state.replicas:
+            self._touched[f"replica/{replica}"] = self.state.replicas[replica].version
+        self._steps.append(
+            Step(
+                kind=kind,
+                reason=reason,
+                model=model.spec.id,
+                replica=replica,
+                generation=self._generation,
+                decision=decision,
+            )
+        )
+        return True
+
+    def decide(self, model: ModelRecord, replica: str) -> Decision:
+        """Where it would go just now."""
+        kept = self._candidates.get(model.spec.id)
+        if kept is None:
+            kept = self._candidates[model.spec.id] = Candidates(model.spec, self.room)
+        return place(model.spec, replica, self.room, kept)
+
+    def touch_model(self, model: ModelRecord) -> None:
+        """The plan relies on this model as it is."""
+        self._touched[f"model/{model.spec.id}"] = model.version
+
+    def touch_node(self, node: str) -> None:
+        """The plan relies on this node as it is."""
+        self._touched[f"node/{node}"] = self.state.nodes[node].version
+
+    def finish(self) -> Plan:
+        """The plan, with what is refused as things stand at its end.
+
+        The same refusal again is no step, or a waiting model would cause passes without end.
+        """
+        placed = {step.model for step in self._steps if step.decision is not None}
+        for name, (kind, replica, reason) in self.refused.items():
+            model = self.state.models[name]
+            decision = self.decide(model, replica)
+            # A placement of the same pass takes back what was said before.
+            if name in placed or decision.sentence != model.waiting:
+                self._steps.append(Step(kind=kind, reason=reason, model=name, replica=replica, decision=decision))
+        return Plan(steps=tuple(self._steps), scaled=self._scaled, touched=self._touched)

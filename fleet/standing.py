@@ -1,0 +1,57 @@
+"""What follows from a state: what is missing, what was given up, what is free, and what must never be."""
+
+from fleet.reasons import Failure
+from fleet.room import room_of
+from fleet.spec import ShardNeed
+from fleet.state import CPU, HOLDING, FleetState, ModelRecord, NodeState, ReplicaState
+
+
+def missing(state: FleetState, model: ModelRecord) -> int:
+    """How many more replicas of the current version must serve."""
+    serving = sum(
+        replica.model == model.spec.id
+        and replica.spec_version == model.spec_version
+        and replica.state is ReplicaState.SERVING
+        for replica in state.replicas.values()
+    )
+    return max(0, wanted(state, model) - serving)
+
+
+def wanted(state: FleetState, model: ModelRecord) -> int:
+    """How many replicas it should have: what the operator said, or what demand made of it last."""
+    return model.spec.replicas if model.spec.scaling is None or model.scaled is None else model.scaled
+
+
+def given_up(state: FleetState, model: ModelRecord) -> Failure | None:
+    """The failure that keeps the model from being whole, if one was given up."""
+    for replica in state.replicas.values():
+        if replica.model == model.spec.id and replica.spec_version == model.spec_version and replica.given_up:
+            return replica.failure
+    return None
+
+
+def best_free(state: FleetState, need: ShardNeed) -> tuple[int, str]:
+    """The most memory one device of a usable node has free for such a shard now, and that node ("" without one)."""
+    room = room_of(state)
+    best = (0, "")
+    for node in state.nodes.values():
+        if node.state is not NodeState.READY:
+            continue
+        for device in node.inventory.devices:
+            if (device.uuid == CPU) == (need.gpus == 0):
+                best = max(best, (room.free(node.id, device.uuid), node.id))
+    return best
+
+
+def over_capacity(state: FleetState) -> tuple[str, ...]:
+    """Devices on which more is reserved than they hold, as `node/uuid`: empty in every state we make."""
+    reserved: dict[tuple[str, str], int] = {}
+    for replica in state.replicas.values():
+        if replica.state in HOLDING:
+            for shard in replica.shards:
+                for share in shard.devices:
+                    reserved[shard.node, share.uuid] = reserved.get((shard.node, share.uuid), 0) + share.memory
+    totals = {
+        (node.id, device.uuid): device.total for node in state.nodes.values() for device in node.inventory.devices
+    }
+    return tuple(f"{node}/{uuid}" for (node, uuid), taken in reserved.items() if taken > totals.get((node, uuid), 0))

@@ -1,0 +1,150 @@
+"""What people ask of the fleet: each function takes the state and one wish, and returns the next state.
+
+A wish that cannot be granted raises `RefusedError`, and nothing has changed.
+"""
+
+from fleet.reasons import Reason, RefusedError
+from fleet.records import Record
+from fleet.spec import ModelSpec
+from fleet.state import FleetState, ModelRecord, NodeRecord, NodeState, Policy
+
+
+class Applied(Record):
+    """What applying a spec came to."""
+
+    created: bool
+    changed: bool
+    spec_version: int
+
+
+def apply(state: FleetState, spec: ModelSpec, now: float) -> tuple[FleetState, Applied]:
+    """Put a spec into the catalog. The same spec again changes nothing but clears a given-up start: it is a retry."""
+    old = state.models.get(spec.id)
+    if old is None:
+        record = ModelRecord(spec=spec, spec_version=1, applied_at=now, version=1)
+        return state.with_model(record), Applied(created=True, changed=True, spec_version=1)
+    if old.removing:
+        raise RefusedError(Reason.BAD_INPUT, f"model {spec.name} is being removed: apply it again when it is gone")
+    if old.spec.name != spec.name:
+        raise RefusedError(Reason.BAD_INPUT, f"model {spec.name} has the id of {old.spec.name}: choose another name")
+    # Only what an engine was started with makes a new version; counts and priorities change in place.
+    restarts = _started_with(old.spec) != _started_with(spec)
+    changed = old.spec != spec
+    record = old.model_copy(
+        update={
+            "spec": spec,
+            "spec_version": old.spec_version + restarts,
+            "applied_at": now if changed else old.applied_at,
+            "waiting": "" if changed else old.waiting,
+            "scaled": old.scaled if spec.scaling is not None else None,
+            "version": old.version + 1,
+        }
+    )
+    state = retry(state.with_model(record), spec.name, now)
+    return state, Applied(created=False, changed=changed, spec_version=record.spec_version)
+
+
+def retry(state: FleetState, name: str, now: float) -> FleetState:
+    """Try again what was given up."""
+    model = find_model(state, name)
+    for replica in state.replicas.values():
+        if replica.model == model.spec.id and replica.given_up:
+            update = {"given_up": False, "failures": (), "since": now, "version": replica.version + 1}
+            state = state.with_replica(replica.model_copy(update=update))
+    return state
+
+
+def remove(state: FleetState, name: str) -> FleetState:
+    """Take a model out of the catalog; its replicas are drained and stopped, then the record goes."""
+    model = find_model(state, name)
+    record = model.model_copy(update={"removing": True, "waiting": "", "version": model.version + 1})
+    return state.with_model(record).forget_removed(model.spec.id)
+
+
+def scale(state: FleetState, name: str, replicas: int) -> FleetState:
+    """Change how many replicas a model should have."""
+    model = find_model(state, name)
+    if model.removing:
+        raise RefusedError(Reason.BAD_INPUT, f"model {name} is being removed")
+    if not 0 <= replicas <= 1000:
+        raise RefusedError(Reason.BAD_INPUT, f"replicas: {replicas} is not between 0 and 1000")
+    request = model.spec.request.model_copy(update={"replicas": replicas}) if model.spec.request is not None else None
+    spec = model.spec.model_copy(update={"replicas": replicas, "request": request})
+    return state.with_model(model.model_copy(update={"spec": spec, "waiting": "", "version": model.version + 1}))
+
+
+def cordon(state: FleetState, name: str, cordoned: bool, now: float) -> FleetState:
+    """Keep new replicas off a node, or let them on again. What runs there stays."""
+    node = find_node(state, name)
+    if node.state is NodeState.LOST:
+        raise RefusedError(Reason.BAD_INPUT, f"node {name} is lost: bring its agent back first")
+    target = NodeState.CORDONED if cordoned else NodeState.READY
+    if node.state is target:
+        return state
+    # A cordon on a draining node ends the drain and keeps new replicas off; what has moved stays where it is.
+    cause = "cordoned by an operator" if cordoned else ""
+    update = {"state": target, "since": now, "cause": cause, "version": node.version + 1}
+    return state.with_node(node.model_copy(update=update))
+
+
+def drain_node(state: FleetState, name: str, deadline_s: float, now: float) -> FleetState:
+    """Keep new replicas off a node and move what runs there; after the deadline it is stopped in any case."""
+    node = find_node(state, name)
+    if node.state is NodeState.LOST:
+        raise RefusedError(Reason.BAD_INPUT, f"node {name} is lost: there is nothing to drain")
+    if deadline_s < 0:
+        raise RefusedError(Reason.BAD_INPUT, f"deadline_s: {deadline_s:g} is less than 0")
+    update = {
+        "state": NodeState.DRAINING,
+        "since": now,
+        "cause": "drained by an operator",
+        "drain_until": now + deadline_s,
+        "version": node.version + 1,
+    }
+    return state.with_node(node.model_copy(update=update))
+
+
+def release_brake(state: FleetState) -> FleetState:
+    """Reap all the same: an operator knows that the lost nodes are gone for good."""
+    lost = {
+        key: node.model_copy(update={"left": True, "version": node.version + 1})
+        for key, node in state.nodes.items()
+        if node.state is NodeState.LOST and not node.left
+    }
+    return state.model_copy(update={"brake": "", "nodes": {**state.nodes, **lost}})
+
+
+def configure(state: FleetState, policy: Policy) -> FleetState:
+    """Take the settings of server.yaml."""
+    return state.model_copy(update={"policy": policy})
+
+
+def find_model(state: FleetState, name: str) -> ModelRecord:
+    """The model with this name or id; RefusedError names those there are."""
+    for model in state.models.values():
+        if name in (model.spec.name, model.spec.id):
+            return model
+    known = ", ".join(sorted(model.spec.name for model in state.models.values())) or "none"
+    raise RefusedError(Reason.BAD_INPUT, f"no model is named {name}; there are: {known}")
+
+
+def find_node(state: FleetState, name: str) -> NodeRecord:
+    """The node with this id; RefusedError names those there are."""
+    if name in state.nodes:
+        return state.nodes[name]
+    raise RefusedError(
+        Reason.BAD_INPUT, f"no node is named {name}; there are: {', '.join(sorted(state.nodes)) or 'none'}"
+    )
+
+
+def _started_with(spec: ModelSpec) -> tuple[object, ...]:
+    return (
+        spec.engine,
+        spec.weights,
+        spec.need,
+        spec.shards,
+        spec.constraints,
+        spec.context_length,
+        spec.concurrency,
+        spec.args,
+    )
