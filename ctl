@@ -20,13 +20,30 @@ stamp() {
 
 kind=runtime
 [ "${1-}" != test ] || kind=dev
+for argument; do
+    case $argument in -h | --help) kind=runtime ;; esac  # help needs no tools
+done
 want=$(stamp "$kind")
 also=$(stamp dev)  # holds everything of runtime, in the same versions
 have=
 [ ! -r "$root/.venv/llmgw-stamp" ] || read -r have <"$root/.venv/llmgw-stamp" || true
 
+# PATH without .venv: that one has no pip, and cannot be what it is made with.
+outside() {
+    rest=$PATH:
+    kept=
+    while [ -n "$rest" ]; do
+        entry=${rest%%:*}
+        rest=${rest#*:}
+        [ "$entry" -ef "$root/.venv/bin" ] || kept=$kept:$entry
+    done
+    echo "${kept#:}"
+}
+
 find_python() {
+    PATH=$(outside)
     for name in "${LLMGW_PYTHON:-}" python3.13 python3.12 python3.11 python3 python; do
+        case $name in "$root/.venv/"*) continue ;; esac
         # Run it: a name on the PATH may be a shim of a version that is not installed.
         if [ -n "$name" ] && "$name" -c "$1" >/dev/null 2>&1; then
             command -v -- "$name"

@@ -5,6 +5,7 @@ python worker.py --config server.yaml
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -12,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities import contract
@@ -20,6 +21,7 @@ from activities.check import Check
 from activities.mirror import Mirror
 from activities.place import Place
 from activities.registry import Registry
+from activities.rounds import Rounds
 from activities.smoke import Smoke
 from runtime import tracing
 from runtime.config import ConfigError, ServerConfig, load
@@ -47,6 +49,7 @@ def make_worker(client: Client, config: ServerConfig, *, max_cached_workflows: i
         activities=[
             registry.resolve_model,
             mirror.mirror_model,
+            mirror.discard_weights,
             Check(client).check_fit,
             Place(client).place,
             Smoke().smoke_test,
@@ -57,49 +60,35 @@ def make_worker(client: Client, config: ServerConfig, *, max_cached_workflows: i
     )
 
 
-async def start_fleet(client: Client, config: ServerConfig) -> None:
-    """Make sure the cell's Fleet runs and has the policy of this configuration, in one call: signal with start."""
-    await client.start_workflow(
-        contract.FLEET_WORKFLOW,
-        {"cell": config.cell},
-        id=contract.fleet_id(config.cell),
-        task_queue=contract.CONTROL_QUEUE,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        start_signal=contract.SIGNAL_CONFIGURE,
-        start_signal_args=[contract.ConfigureArg(policy=config.fleet.policy())],
-        task_timeout=TASK_TIMEOUT,
-        static_summary=f"the fleet of cell {config.cell}",
-    )
-
-
 async def run(config: ServerConfig) -> None:
     """Serve until SIGTERM or SIGINT; a Temporal that is away is waited for."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    client = await _connect(stop)
+    client = await _prepare(stop)
     if client is None:
         return
-    await register_search_attributes(client, contract.SEARCH_ATTRIBUTES)
+    rounds = Rounds(client, config.cell, config.fleet.policy(), TASK_TIMEOUT)
     async with make_worker(client, config):
-        await start_fleet(client, config)
         log.info("serving cell %s on queue %s", config.cell, contract.CONTROL_QUEUE)
-        await stop.wait()
+        await rounds.run(stop)
 
 
-async def _connect(stop: asyncio.Event) -> Client | None:
+async def _prepare(stop: asyncio.Event) -> Client | None:
+    """Connect and see to the search attributes, again and again until Temporal and its namespace are there."""
     said = ""
     while not stop.is_set():
         try:
-            return await connect()
-        except UnreachableError as error:
+            client = await connect()
+            await register_search_attributes(client, contract.SEARCH_ATTRIBUTES)
+        except (UnreachableError, RPCError) as error:
             if said != str(error):
                 said = str(error)
                 log.warning("%s (trying again)", error)
-        try:
+        else:
+            return client
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), CONNECT_AGAIN_S)
-        except TimeoutError:
-            continue
     return None
 
 

@@ -24,6 +24,7 @@ from fleet.fit import (
     ModelShape,
     default_context,
     estimate,
+    gpus_of,
     judge,
     shape_from_config,
     shape_from_gguf,
@@ -82,7 +83,8 @@ def decide(shape: ModelShape, weights: Weights, request: JobRequest, state: Flee
     need = ShardNeed(memory=memory, gpus=request.gpus, disk=weights.size)
     judgement = judge(state, name, engine, need)
     if judgement.verdict is FitVerdict.DOES_NOT_FIT:
-        raise StepError(Reason.DOES_NOT_FIT, judgement.sentence)
+        few = need.gpus > max((gpus_of(node) for node in state.nodes.values()), default=0)
+        raise StepError(Reason.GPU_COUNT if few else Reason.DOES_NOT_FIT, judgement.sentence)
     return CheckResult(
         verdict=judgement.verdict,
         sentence=f"{judgement.sentence} ({_account(parts)})",

@@ -69,6 +69,7 @@ SEARCH_ATTRIBUTES = (SEARCH_MODEL, SEARCH_NODE, SEARCH_STATE)
 
 RESOLVE_MODEL = "resolve_model"
 MIRROR_MODEL = "mirror_model"
+DISCARD_WEIGHTS = "discard_weights"
 CHECK_FIT = "check_fit"
 PLACE = "place"
 SMOKE_TEST = "smoke_test"
@@ -170,6 +171,10 @@ UPDATE_RETRY = "retry"
 UPDATE_RELEASE_BRAKE = "release_brake"
 # signal, from worker.py at its start
 SIGNAL_CONFIGURE = "configure"
+# signal, from a worker's round: a replica without its workflow
+SIGNAL_ORPHANED = "orphaned"
+# and a node without its
+SIGNAL_DESERTED = "deserted"
 # signal, from the gateway: somebody asks for a model that has no replica
 SIGNAL_WANTED = "wanted"
 # update, for the pass
@@ -214,6 +219,8 @@ class CommitRequest(Record):
 
     pass_id: str
     plan: Plan
+    more: bool = False
+    """Whether steps were cut off that the next pass has to make."""
 
 
 class CommitResult(Record):
@@ -248,6 +255,20 @@ class Snapshot(Record):
     committed_by: str = ""
     """The pass whose plan was committed last: a pass that was killed after its commit finds its plan here."""
     committed: Plan = Plan()
+
+
+class Orphan(Record):
+    """A replica whose workflow does not run."""
+
+    replica: str
+    generation: int
+
+
+class Deserted(Record):
+    """A node whose workflow does not run."""
+
+    node: str
+    incarnation: str
 
 
 class ConfigureArg(Record):
@@ -289,6 +310,9 @@ class JobState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    # Only ctl says these: such an end comes from Temporal's own doors, and the job is not told.
+    TERMINATED = "terminated"
+    TIMED_OUT = "timed_out"
 
 
 class JobStatus(Record):

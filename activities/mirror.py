@@ -6,7 +6,7 @@ from pathlib import Path
 
 from temporalio import activity
 
-from activities.contract import MIRROR_MODEL, MirrorRequest, MirrorResult
+from activities.contract import DISCARD_WEIGHTS, MIRROR_MODEL, MirrorRequest, MirrorResult
 from activities.registry import read_token
 from fleet.reasons import Reason, StepError
 from fleet.repos import INDEX, weights_id
@@ -14,7 +14,7 @@ from fleet.spec import ResolvedModel, Weights
 from runtime.config import HubConfig, MirrorConfig
 from runtime.download import in_thread
 from runtime.progress import reporting
-from runtime.transfer import fetch
+from runtime.transfer import discard, fetch
 
 MAX_INDEX = 64 * 1024**2
 """Bytes of a shard index: that of a model with a thousand shards takes 10 MB."""
@@ -60,6 +60,13 @@ class Mirror:
                 mirror=directory.as_uri(),
             ),
         )
+
+    @activity.defn(name=DISCARD_WEIGHTS)
+    async def discard_weights(self, weights: Weights) -> None:
+        """Remove a model's copy; what is gone is gone. Never touches what is not in the mirror."""
+        directory = self._config.path / weights.model_id
+        if weights.mirror == directory.as_uri():
+            await discard(directory)
 
     def _headers(self, resolved: ResolvedModel) -> Mapping[str, str]:
         """The token goes to the hub alone; a redirect to another host drops it."""

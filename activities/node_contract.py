@@ -148,6 +148,11 @@ NODE_WORKFLOW = "Node"
 JOIN = "join"
 REPORT = "report"
 LEAVE = "leave"
+SIGNAL_REJOIN = "rejoin"
+
+
+class Rejoin(Record):
+    """Fleet began anew, so the agent must introduce itself again."""
 
 
 class LeaseTerms(Record):
@@ -167,6 +172,10 @@ class NodeInput(Record):
     terms: LeaseTerms = LeaseTerms()
     incarnation: str = ""
     """Of the agent that held the lease before a continue-as-new; empty at first."""
+    machine: str = ""
+    """Of that agent."""
+    wanted: bool = False
+    """Whether its lease is to be opened again at once."""
 
 
 class RunningShard(Record):
@@ -185,15 +194,19 @@ class JoinRequest(Record):
     incarnation: str
     inventory: Inventory
     shards: tuple[RunningShard, ...] = ()
+    machine: str = ""
+    """Tells two machines with one node name apart: while one holds the lease the other is refused."""
+    highest_generation: int = 0
+    """The last one this node has been asked for: Fleet counts on from there, even one that begins anew."""
+    cell: str = ""
+    terms: LeaseTerms | None = None
+    """As agent.yaml says now; empty: as at the node's first join."""
 
 
 class JoinAnswer(Record):
     """What Fleet claims of what runs; the agent stops the rest."""
 
     claimed: tuple[ShardRef, ...]
-    generation: int | None = None
-    """The last one Fleet has given out. One below what the node has seen is a new fleet, such as after a lost
-    database: the node must not take its starts for old ones. None: unknown."""
 
 
 class ShardHealth(StrEnum):
@@ -233,6 +246,9 @@ class Leave(Record):
     node: str
     incarnation: str
 
+
+NAME_TAKEN = "name_taken"
+"""Error type of a join under the name of a node that another machine holds."""
 
 STALE_INCARNATION = "stale_incarnation"
 """Error type of a report or leave by an agent whose lease is not the current one: join again."""

@@ -89,7 +89,10 @@ def read_token(hub: HubConfig) -> str:
 
 
 def _resolved(ref: RepoRef, revision: str, files: list[ModelFile]) -> ResolvedModel:
-    choice = choose_files(files, ref.variant)
+    try:
+        choice = choose_files(files, ref.variant)
+    except StepError as error:
+        raise StepError(error.failure.reason, f"{ref.repo}: {error.failure.detail}") from error
     check_paths(file.path for file in choice.files)
     for file in choice.files:
         if file.size < 0:

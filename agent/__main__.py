@@ -25,6 +25,7 @@ from agent.inventory import measure
 from agent.layout import Layout
 from agent.ledger import Ledger
 from agent.membership import Membership
+from agent.meter import Meter
 from agent.outbox import Outbox
 from agent.probe import Probe
 from agent.recovery import adopt, pids, recover, reported, running
@@ -101,6 +102,7 @@ class Parts:
     turns: Turns
     shards: Shards
     membership: Membership
+    meter: Meter
 
 
 def compose(config: AgentConfig, layout: Layout, probe: Probe, incarnation: str) -> Parts:
@@ -122,7 +124,8 @@ def compose(config: AgentConfig, layout: Layout, probe: Probe, incarnation: str)
         adopt=functools.partial(adopt, turns),
         reported=functools.partial(reported, starter),
     )
-    return Parts(starter, turns, Shards(turns, ledger, weights, take), membership)
+    meter = Meter(ledger, probe, ADAPTERS, outbox.loads, outbox.filled.set)
+    return Parts(starter, turns, Shards(turns, ledger, weights, take), membership, meter)
 
 
 async def _run(config: AgentConfig, layout: Layout, *, stop_engines: bool) -> None:
@@ -181,8 +184,9 @@ async def _serve(client: Client, config: AgentConfig, parts: Parts, incarnation:
     ]
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
     member = asyncio.create_task(parts.membership.run(client))
+    meter = asyncio.create_task(parts.meter.run())
     try:
-        done, _ = await asyncio.wait([*tasks, member], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([*tasks, member, meter], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     except asyncio.CancelledError:
@@ -191,6 +195,7 @@ async def _serve(client: Client, config: AgentConfig, parts: Parts, incarnation:
             await parts.membership.leave(client)
         raise
     finally:
+        await _ended(meter)
         await _ended(member)
         ending = [asyncio.create_task(worker.shutdown()) for worker in workers if worker.is_running]
         if ending:

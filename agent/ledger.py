@@ -102,10 +102,6 @@ class Ledger:
         """The highest generation ever asked for, of any shard."""
         return max([*self._book.started.values(), *self._book.stopped.values()], default=0)
 
-    def forget_generations(self) -> None:
-        """The fleet counts anew: what it gives out from now on is not older than what another fleet gave out."""
-        self._save(started={}, stopped={})
-
     def next_port(self, low: int, high: int) -> list[int]:
         """The ports of the range that no entry has, beginning after the last one given out.
 
@@ -124,6 +120,7 @@ class Ledger:
         try:
             return Book.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
+            self.lost = True  # a first start, or somebody removed it: what runs here is looked for in any case
             return Book()
         except (ValidationError, OSError) as error:
             aside = self._set_aside()

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
 
 from temporalio import activity
 from temporalio.client import (
@@ -41,6 +44,7 @@ from activities.node_contract import (
 )
 from agent.inventory import notable
 from agent.ledger import Ledger
+from agent.load_report import LoadReport
 from agent.outbox import Outbox
 from fleet.state import Inventory
 from runtime.config import AgentConfig
@@ -83,6 +87,7 @@ class Membership:
         self._config = config
         self._incarnation = incarnation
         self._outbox = outbox
+        self._load_report = LoadReport(config.node, incarnation, outbox.loads)
         self._ledger = ledger
         self._measure = measure
         self._running = running
@@ -97,9 +102,10 @@ class Membership:
         self._attends = 0
         self._updates = 0
         # What was sent and not yet answered, with its id: asking again with the same id does nothing twice.
-        self._join_sent: tuple[str, JoinRequest, int] | None = None
+        self._join_sent: tuple[str, JoinRequest] | None = None
         self._report_sent: tuple[str, Report] | None = None
         self._trouble = ""
+        self._machine = machine_id(config.data)
 
     @activity.defn(name=ATTEND)
     async def attend(self, request: AttendRequest) -> None:
@@ -134,31 +140,10 @@ class Membership:
 
     async def run(self, client: Client) -> None:
         """Be a member until cancelled. Whatever goes wrong between us and Temporal is tried again."""
-        wait = BACKOFF_S
-        while True:
-            self._outbox.filled.clear()
-            try:
-                if self._must_join or self._lease_missing():
-                    await self._join(client)
-                await self._report(client)
-            except (
-                RPCError,
-                WorkflowUpdateFailedError,
-                WorkflowUpdateRPCTimeoutOrCancelledError,
-                TimeoutError,
-            ) as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():  # the SDK shows a cancelled call as an error of its own
-                    raise asyncio.CancelledError from error
-                self._say_trouble(error)
-                await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311 -- spreads nodes, hides nothing
-                wait = min(wait * 2, BACKOFF_CAP_S)
-                continue
-            wait = BACKOFF_S
-            if self._trouble:
-                logger.info("the fleet answers again")
-                self._trouble = ""
-            await self._next_reason()
+        try:
+            await self._run(client)
+        finally:
+            await self._load_report.close()
 
     async def leave(self, client: Client) -> None:
         """Tell the fleet that this node goes on purpose; given up on after a few seconds."""
@@ -170,14 +155,51 @@ class Membership:
         except (RPCError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError) as error:
             logger.warning("could not say goodbye to the fleet: %s", _cause(error))
 
+    async def _run(self, client: Client) -> None:
+        wait = BACKOFF_S
+        while True:
+            self._outbox.filled.clear()
+            try:
+                if self._must_join or self._lease_missing():
+                    await self._join(client)
+                if not self._must_join:
+                    self._load_report.begin(client)
+                await self._report(client)
+            except (
+                RPCError,
+                WorkflowUpdateFailedError,
+                WorkflowUpdateRPCTimeoutOrCancelledError,
+                TimeoutError,
+            ) as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # the SDK shows a cancelled call as an error of its own
+                    raise asyncio.CancelledError from error
+                self._say_trouble(error)
+                if wait > BACKOFF_S or not _means_join(error):  # a closed lease is taken up again at once
+                    await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311 -- spreads nodes, hides nothing
+                wait = min(wait * 2, BACKOFF_CAP_S)
+                continue
+            wait = BACKOFF_S
+            if self._trouble:
+                logger.info("the fleet answers again")
+                self._trouble = ""
+            await self._next_reason()
+
     async def _join(self, client: Client) -> None:
         if self._join_sent is None:
             inventory = await asyncio.to_thread(self._measure)
             fresh = JoinRequest(
-                node=self._config.node, incarnation=self._incarnation, inventory=inventory, shards=self._running()
+                node=self._config.node,
+                incarnation=self._incarnation,
+                inventory=inventory,
+                shards=self._running(),
+                machine=self._machine,
+                highest_generation=self._ledger.highest_generation(),
+                cell=self._config.cell,
+                terms=self._terms(),
             )
-            self._join_sent = self._next_id(JOIN), fresh, self._ledger.highest_generation()
-        update_id, request, highest = self._join_sent
+            self._join_sent = self._next_id(JOIN), fresh
+        update_id, request = self._join_sent
         operation = self._start_operation()
         self._must_join = False
         self._joins += 1
@@ -202,18 +224,17 @@ class Membership:
         self._joined_at = time.monotonic()
         self._inventory, self._measured_at = request.inventory, time.monotonic()
         logger.info("joined the fleet: %d running, %d claimed", len(request.shards), len(answer.claimed))
+        self._outbox.loads.unsure({shard.shard.replica for shard in request.shards})
         await self._adopt(request.shards, answer.claimed)
-        if answer.generation is not None and answer.generation < highest:
-            # A fleet never counts back. Compared with what was known before the join: starts go on meanwhile.
-            logger.warning("the fleet is a new one: it has counted to %d, not to %d", answer.generation, highest)
-            self._ledger.forget_generations()
+
+    def _terms(self) -> LeaseTerms:
+        lease = self._config.lease
+        return LeaseTerms(heartbeat_timeout_s=lease.heartbeat_timeout_s, grace_s=lease.grace_s)
 
     def _start_operation(self) -> WithStartWorkflowOperation[object, object]:
-        lease = self._config.lease
-        terms = LeaseTerms(heartbeat_timeout_s=lease.heartbeat_timeout_s, grace_s=lease.grace_s)
         return WithStartWorkflowOperation(
             NODE_WORKFLOW,
-            NodeInput(node=self._config.node, cell=self._config.cell, terms=terms),
+            NodeInput(node=self._config.node, cell=self._config.cell, terms=self._terms()),
             id=node_id(self._config.node),
             task_queue=CONTROL_QUEUE,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
@@ -280,6 +301,15 @@ class Membership:
         if text != self._trouble:
             logger.warning("the fleet does not answer, engines stay as they are: %s", text)
             self._trouble = text
+
+
+def machine_id(data: Path) -> str:
+    """Tells this node from any other that was given the same name: this machine, and where the node keeps its data."""
+    try:
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        machine = socket.gethostname()
+    return hashlib.sha256(f"{machine}/{data.resolve()}".encode()).hexdigest()[:16]
 
 
 def _answered(error: BaseException) -> bool:

@@ -3,14 +3,17 @@
 import asyncio
 
 from activities.node_contract import ShardChange, ShardHealth, ShardRef
+from agent.loads import Loads
 
 
 class Outbox:
     """Changes the fleet has not taken yet: per shard the latest of each kind, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, loads: Loads | None = None) -> None:
         self._changes: dict[tuple[ShardRef, ShardHealth], ShardChange] = {}
+        self.loads = loads or Loads()
         self.filled = asyncio.Event()
+        """Set when there is something to tell."""
 
     def put(self, change: ShardChange) -> None:
         """Add a change."""

@@ -58,7 +58,12 @@ class WeightStore:
         def source(file: ModelFile) -> str:
             return f"{base}/{quote(file.path)}"
 
-        got = await fetch(weights.files, source, directory, keep_free=self._keep_free, progress=progress)
+        try:
+            got = await fetch(weights.files, source, directory, keep_free=self._keep_free, progress=progress)
+        except StepError as error:
+            if error.failure.reason is Reason.DISK_FULL:  # of this node: another may have room
+                raise StepError(Reason.DISK, error.failure.detail) from error
+            raise
         logger.info("weights fetched model=%s bytes=%d seconds=%.1f", weights.model_id, got.copied_bytes, got.seconds)
         return Brought(directory, "mirror" if got.copied_bytes else "local", got.copied_bytes)
 

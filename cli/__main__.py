@@ -1,10 +1,17 @@
 """ctl's composition root: every command, and the one place where an expected error becomes a sentence."""
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not under nohup
+    # The imports below take most of a second, and Ctrl-C there would be a traceback; `_run` takes this back.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
 import logging
 
 import typer
 
-from cli import checks, demo, model, node, replica, system, trace
+from cli import apply, checks, demo, explain, model, node, plans, replica, serve, system, trace, wishes
 from cli.console import InterruptedRun, note
 from cli.errors import EXPECTED, sentence
 from runtime.process import run_and_exit
@@ -23,9 +30,16 @@ app.command("demo")(demo.demo)
 app.command("up")(system.start_system)
 app.command("down")(system.stop_system)
 app.command("status")(system.show_status)
+app.command("apply")(apply.apply)
+model.app.command("serve")(serve.serve)
+model.app.command("plan")(plans.plan)
+model.app.command("explain")(explain.explain)
+model.app.command("scale")(wishes.scale)
+model.app.command("retry")(wishes.retry)
 app.add_typer(model.app, name="model")
 app.add_typer(node.app, name="node")
 app.add_typer(replica.app, name="replica")
+app.add_typer(wishes.fleet_app, name="fleet")
 app.command("reconcile")(system.reconcile)
 app.command("trace")(trace.trace)
 app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(checks.test)
@@ -40,13 +54,15 @@ def main() -> None:
 
 def _run() -> int:
     try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         app(prog_name="ctl")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except EXPECTED as error:
         note(f"ctl: {sentence(error)}")
         return 1
-    except InterruptedRun:
+    except (InterruptedRun, KeyboardInterrupt):
         return INTERRUPTED
     return 0
 

@@ -13,12 +13,13 @@ import uv
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
-from cli import jobs
+from cli import job_status, jobs
 from cli.console import run, say
 from cli.embedded import AskedPorts, Started, down, uninterrupted, up
 from cli.errors import CtlError
 from cli.home import REPO, Home, find_home
 from cli.model import follow
+from cli.parts import STOP_ORDER
 from cli.session import Session, open_embedded
 from cli.spans import TraceNode, trace_id_of, trace_lines, tree
 from cli.system import GatewayPort, TemporalPort, UiPort
@@ -36,9 +37,11 @@ CANCEL_WAIT_S = 5.0
 """For a cancelled job to end; the rest of it is ended with the system."""
 POLL_S = 0.1
 
+STAYS = "the system was up before: it stays up"
+
 
 def demo(
-    once: Annotated[bool, typer.Option("--once", help="Take everything down again at the end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Take down again what it started.")] = False,
     port: TemporalPort = None,
     ui_port: UiPort = None,
     gateway_port: GatewayPort = None,
@@ -53,23 +56,29 @@ def demo(
 async def _demo(home: Home, asked: AskedPorts, *, once: bool) -> None:
     say(f"the embedded system in {home.path}")
     started = await up(home, asked, say)
+    ours = set(started.parts) == set(STOP_ORDER)
+    once_down = once and ours
     try:
         await _tour(home, started)
-        _say_next(started, once=once)
+        _say_next(started, once=once_down)
     except asyncio.CancelledError:
-        if started.parts:
+        if ours:
             say("interrupted: stopping what was started")
             with uninterrupted():
                 await down(home, say)
+        elif not once:
+            say(STAYS)
         raise
     except BaseException:
         if not once:
             say("the system is still up: `./ctl status` shows it, `./ctl down` stops it")
         raise
     finally:
-        if once:
+        if once_down:
             with uninterrupted():
                 await down(home, say)
+        elif once:
+            say(STAYS)
 
 
 async def _tour(home: Home, started: Started) -> None:
@@ -82,6 +91,7 @@ async def _tour(home: Home, started: Started) -> None:
     except asyncio.CancelledError:
         with uninterrupted():
             await _cancel(handle)
+        say(f"interrupted: {handle.id} is cancelled")
         raise
     say("")
     say(f"you:     {PROMPT}")
@@ -152,7 +162,7 @@ async def _chat(gateway_url: str) -> str:
 
 async def _trace(session: Session, home: Home, job: str) -> tuple[TraceNode, ...]:
     """The job's tree, once its root was exported."""
-    trace_id = trace_id_of((await jobs.status(session, job)).trace)
+    trace_id = trace_id_of((await job_status.status(session, job)).trace)
     if not trace_id:
         return ()  # tracing is off in this home's server.yaml
     waited = 0.0

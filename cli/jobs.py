@@ -1,34 +1,30 @@
 """Model jobs as ctl starts, finds and follows them."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-from temporalio.client import (
-    WorkflowExecution,
-    WorkflowExecutionStatus,
-    WorkflowFailureError,
-    WorkflowHandle,
-    WorkflowQueryFailedError,
-)
+from temporalio.client import WorkflowExecution, WorkflowFailureError
 from temporalio.common import SearchAttributeKey, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import (
     CONTROL_QUEUE,
     MODEL_JOB_WORKFLOW,
-    QUERY_STATUS,
     SEARCH_MODEL,
     SEARCH_STATE,
     JobResult,
+    JobState,
     JobStatus,
     StepState,
 )
+from cli.console import note
 from cli.errors import CtlError, JobFailedError, failure_of, sentence
-from cli.session import QUERY_TIMEOUT, Session
+from cli.job_status import CUT_OFF, STATES, ask, status, told, words
+from cli.job_status import JobHandle as JobHandle
+from cli.session import Session
 from cli.views import JobView
 from fleet.reasons import REASONS, LlmgwError
 from fleet.repos import default_name, parse_repo
@@ -38,17 +34,10 @@ POLL_S = 0.2
 TASK_TIMEOUT = timedelta(seconds=5)
 """A worker killed inside a task costs this much before another goes on."""
 
-JobHandle = WorkflowHandle[Any, JobResult]
-
-_STATES = {
-    WorkflowExecutionStatus.RUNNING: "running",
-    WorkflowExecutionStatus.CONTINUED_AS_NEW: "running",
-    WorkflowExecutionStatus.COMPLETED: "done",
-    WorkflowExecutionStatus.FAILED: "failed",
-    WorkflowExecutionStatus.CANCELED: "cancelled",
-    WorkflowExecutionStatus.TERMINATED: "terminated",
-    WorkflowExecutionStatus.TIMED_OUT: "timed_out",
-}
+SILENCE_S = 4.5
+"""Without an answer for so long, the operator is told; a little less than one query waits."""
+AWAY = "the control worker does not answer: the job goes on when it is back (./ctl up starts it)"
+AWAY_ALL = "the control worker does not answer: the jobs go on when it is back (./ctl up starts it)"
 
 
 def repo_argument(text: str, cwd: Path) -> str:
@@ -59,14 +48,40 @@ def repo_argument(text: str, cwd: Path) -> str:
     return text
 
 
+def missing_file(text: str, cwd: Path) -> bool:
+    """Whether this can only be meant as a file here, and there is none. An absolute path may be another machine's."""
+    if text.startswith(("./", "../", "~")):
+        return not (cwd / Path(text).expanduser()).exists()
+    # `org/name.gguf` may be a repo, unless `org` is a directory here.
+    a_repo = text.count("/") == 1 and not (cwd / text).parent.is_dir()
+    looks = text.endswith(".gguf") and ":" not in text and not text.startswith("/") and not a_repo
+    return looks and not (cwd / text).exists()
+
+
 def job_prefix(request: JobRequest) -> str:
     """The job's workflow id without its number."""
     return f"job/{request.kind}/{safe_id(request.name or _name_of(request.repo or ''))}/"
 
 
-def job_workflow_id(text: str) -> str:
-    """What a person calls a job: its whole id, or the id without `job/`."""
-    return text if text.startswith("job/") or text.count("/") != 2 else f"job/{text}"
+class Silence:
+    """Tells once that nobody answers, and again only after somebody did."""
+
+    def __init__(self, tell: Callable[[str], None], text: str = AWAY) -> None:
+        self._tell = tell
+        self._text = text
+        self._since: float | None = None
+        self._told = False
+
+    def heard(self) -> None:
+        """There was an answer."""
+        self._since, self._told = None, False
+
+    def unanswered(self, asked_at: float, now: float) -> None:
+        """A question put at `asked_at` had none; both on the monotonic clock."""
+        self._since = asked_at if self._since is None else self._since
+        if now - self._since >= SILENCE_S and not self._told:
+            self._told = True
+            self._tell(self._text)
 
 
 async def start(session: Session, request: JobRequest) -> JobHandle:
@@ -91,28 +106,24 @@ async def start(session: Session, request: JobRequest) -> JobHandle:
             number += 1
 
 
-async def status(session: Session, job: str) -> JobStatus:
-    """How a job stands. Raises CtlError where there is none."""
-    handle = session.client.get_workflow_handle(job)
-    try:
-        answer: JobStatus = await handle.query(QUERY_STATUS, result_type=JobStatus, rpc_timeout=QUERY_TIMEOUT)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            raise CtlError(f"there is no job {job}: `ctl model jobs` lists those there are") from error
-        raise CtlError(f"job {job} does not answer: is a control worker running? Look at `ctl status`") from error
-    except WorkflowQueryFailedError as error:
-        raise CtlError(f"job {job} cannot say how it stands: {error}") from error
-    return answer
+async def follow(
+    session: Session,
+    handle: JobHandle,
+    show: Callable[[JobStatus], None],
+    poll_s: float = POLL_S,
+    silence: Silence | None = None,
+) -> JobResult:
+    """Show a job until it ends. Raises JobFailedError; being cancelled leaves the job alone.
 
-
-async def follow(session: Session, handle: JobHandle, show: Callable[[JobStatus], None]) -> JobResult:
-    """Show a job until it ends. Raises JobFailedError; being cancelled leaves the job alone."""
+    `silence` hears of each answer and of each that fails; several jobs that are followed together share one.
+    """
+    silence = silence or Silence(note)
     ended = asyncio.create_task(handle.result())
     try:
         while not ended.done():
-            await _show(session, handle, show)
-            await asyncio.wait({ended}, timeout=POLL_S)
-        last = await _show(session, handle, show)
+            await _show(session, handle, show, silence, ended)
+            await asyncio.wait({ended}, timeout=poll_s)
+        last = await _last(session, handle, show)
         return await ended
     except WorkflowFailureError as error:
         raise JobFailedError(_failed_sentence(last, error)) from error
@@ -126,11 +137,32 @@ async def recent(session: Session, limit: int) -> tuple[JobView, ...]:
     return tuple([_view(execution) async for execution in found])
 
 
-async def _show(session: Session, handle: JobHandle, show: Callable[[JobStatus], None]) -> JobStatus | None:
+async def _show(
+    session: Session,
+    handle: JobHandle,
+    show: Callable[[JobStatus], None],
+    silence: Silence,
+    ended: asyncio.Task[JobResult],
+) -> None:
+    asked_at = time.monotonic()
+    asking = asyncio.create_task(ask(session, handle.id))
+    try:
+        # A query that nobody answers must not hold back the end of the job.
+        await asyncio.wait({asking, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            show(asking.result())
+            silence.heard()
+    except CtlError:
+        silence.unanswered(asked_at, time.monotonic())  # the job goes on when there is a worker
+    finally:
+        asking.cancel()
+
+
+async def _last(session: Session, handle: JobHandle, show: Callable[[JobStatus], None]) -> JobStatus | None:
     try:
         now = await status(session, handle.id)
     except CtlError:
-        return None  # no worker just now: the job goes on when there is one
+        return None  # the worker ended with the job: its result says the rest
     show(now)
     return now
 
@@ -139,9 +171,11 @@ def _failed_sentence(last: JobStatus | None, error: WorkflowFailureError) -> str
     failure = (last.failure if last is not None else None) or failure_of(error)
     if failure is None:
         return f"the job ended without success: {sentence(error)}"
+    ended = words(last.state if last is not None and last.state in CUT_OFF else JobState.FAILED)
+    why = told(last, failure) if last is not None else failure.sentence
     steps = [step.name for step in last.steps if step.state is StepState.FAILED] if last is not None else []
     step = steps[0] if steps else REASONS[failure.reason].step
-    return f"failed at {step}: {failure.sentence}" if step else f"failed: {failure.sentence}"
+    return f"{ended} at {step}: {why}" if step else f"{ended}: {why}"
 
 
 def _name_of(repo: str) -> str:
@@ -158,7 +192,7 @@ def _summary(request: JobRequest) -> str:
 
 def _view(execution: WorkflowExecution) -> JobView:
     found = execution.typed_search_attributes
-    status_name = _STATES.get(execution.status, "unknown") if execution.status is not None else "unknown"
+    status_name: str = STATES.get(execution.status, "unknown") if execution.status is not None else "unknown"
     told = found.get(SearchAttributeKey.for_keyword(SEARCH_STATE), "")
     return JobView(
         id=execution.id,

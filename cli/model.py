@@ -1,25 +1,21 @@
-"""`ctl model`: serve, list, jobs, job, remove."""
+"""`ctl model`: the models and their jobs, shown and followed."""
 
 import asyncio
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from activities.contract import JobResult, JobStatus
-from cli import jobs
+from activities.contract import JobResult, JobState, JobStatus
+from cli import job_status, jobs
 from cli.console import JsonFlag, out, print_json, print_table, run, say
 from cli.progress import progress, steps_table
 from cli.session import Session, open_session
 from cli.views import MODEL_COLUMNS, JobView, model_row, model_views
 from fleet.render import duration
-from fleet.spec import Engine, JobKind, JobRequest
+from fleet.spec import JobKind, JobRequest
 from fleet.state import FleetState
-from runtime.temporal import input_sentence
 
 app = typer.Typer(help="Models: serve them, see them, remove them.", no_args_is_help=True)
 
@@ -29,45 +25,12 @@ JOB_COLUMNS = ("JOB", "STATE", "MODEL", "STARTED", "TOOK")
 
 
 @app.command()
-def serve(
-    repo: Annotated[
-        str, typer.Argument(help="org/name (@revision, :variant) on the hub, file:/path, a path, or https://…")
-    ],
-    name: Annotated[str | None, typer.Option(help="The name clients use; from the repo where it is not given.")] = None,
-    engine: Annotated[Engine | None, typer.Option(help="From the weights' format where it is not given.")] = None,
-    replicas: Annotated[int, typer.Option(help="How many copies to run.")] = 1,
-    gpus: Annotated[int, typer.Option(help="GPUs for each replica; 0: run on the CPU.")] = 0,
-    memory: Annotated[
-        str | None, typer.Option(help="What one shard needs, such as 12GiB; estimated if absent.")
-    ] = None,
-    priority: Annotated[int, typer.Option(help="0 to 100; higher ones are placed first.")] = 50,
-    context_length: Annotated[int | None, typer.Option(help="Tokens of one request, prompt and answer.")] = None,
-    no_wait: NoWait = False,
-) -> None:
-    """Serve a model: look it up, mirror it, check it, place it, start it, try it.
-
-    Example: ctl model serve ./SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2
-    """
-    given = {
-        "repo": jobs.repo_argument(repo, Path.cwd()),
-        "name": name,
-        "engine": engine,
-        "replicas": replicas,
-        "gpus": gpus,
-        "memory": memory,
-        "priority": priority,
-        "context_length": context_length,
-    }
-    run(_job(_request(JobKind.SERVE, given), wait=not no_wait))
-
-
-@app.command()
 def remove(name: Annotated[str, typer.Argument(help="The model's name.")], no_wait: NoWait = False) -> None:
     """Take a model out of the catalog; its replicas are drained and stopped.
 
     Example: ctl model remove smollm2
     """
-    run(_job(_request(JobKind.REMOVE, {"name": name}), wait=not no_wait))
+    run(run_job(JobRequest(kind=JobKind.REMOVE, name=name), wait=not no_wait))
 
 
 @app.command("list")
@@ -110,13 +73,14 @@ def show_job(
 
     Example: ctl model job job/serve/smollm2/1
     """
-    status = run(_status(jobs.job_workflow_id(job)))
+    status = run(_status(job))
     if as_json:
         print_json(status)
         return
-    out().print(steps_table(f"{status.job}: {status.state}", status, time.time()))
+    out().print(steps_table(f"{status.job}: {job_status.words(status.state)}", status, time.time()))
     if status.failure is not None:
-        say(f"failed: {status.failure.sentence}")
+        ended = status.state if status.state in job_status.CUT_OFF else JobState.FAILED
+        say(f"{job_status.words(ended)}: {job_status.told(status, status.failure)}")
     if status.replicas:
         say(f"replicas: {', '.join(status.replicas)}")
 
@@ -132,9 +96,10 @@ async def follow(session: Session, handle: jobs.JobHandle, title: str) -> JobRes
     return result
 
 
-async def _job(request: JobRequest, *, wait: bool) -> None:
+async def run_job(request: JobRequest, *, wait: bool) -> None:
+    """Start a job in ctl's cell, and follow it to its end."""
     session = await open_session()
-    handle = await jobs.start(session, request)
+    handle = await jobs.start(session, request.model_copy(update={"cell": session.cell}))
     if not wait:
         say(handle.id)
         return
@@ -143,13 +108,6 @@ async def _job(request: JobRequest, *, wait: bool) -> None:
     except asyncio.CancelledError:
         say(f"the job goes on: `ctl model job {handle.id}` shows it, `temporal workflow cancel -w {handle.id}` ends it")
         raise
-
-
-def _request(kind: JobKind, given: Mapping[str, object]) -> JobRequest:
-    try:
-        return JobRequest.model_validate({"kind": kind, **given})
-    except ValidationError as error:
-        raise typer.BadParameter(input_sentence(error)) from error
 
 
 async def _fleet() -> FleetState:
@@ -161,7 +119,8 @@ async def _recent(limit: int) -> tuple[JobView, ...]:
 
 
 async def _status(job: str) -> JobStatus:
-    return await jobs.status(await open_session(), job)
+    session = await open_session()
+    return await job_status.status(session, await job_status.find(session, job))
 
 
 def _job_row(view: JobView) -> tuple[str, ...]:

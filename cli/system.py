@@ -1,8 +1,11 @@
 """`ctl up`, `down`, `status`, `reconcile`: the system as a whole."""
 
-from typing import Annotated
+import asyncio
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
+from temporalio.client import WorkflowHandle
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from activities.contract import (
@@ -12,12 +15,12 @@ from activities.contract import (
     reconcile_id,
 )
 from cli.console import JsonFlag, note, out, print_json, print_table, run, say, table
-from cli.embedded import AskedPorts, down, up
+from cli.embedded import PROBE_TIMEOUT, AskedPorts, down, up
 from cli.errors import CtlError
 from cli.home import Home, find_home
 from cli.jobs import TASK_TIMEOUT
 from cli.parts import STOP_ORDER
-from cli.session import open_session
+from cli.session import Session, fleet_state, open_session
 from cli.views import (
     MODEL_COLUMNS,
     NODE_COLUMNS,
@@ -32,6 +35,11 @@ from cli.views import (
 from fleet.state import FleetState
 from fleet.steps import Step
 from runtime.temporal import UnreachableError
+
+PASS_QUIET_S = 3.0
+"""A pass takes a second or two; after this, ask whether anybody is there to run it."""
+PASS_MORE_S = 23.0
+"""More for a pass that has to wait for a worker that is being started: with the two questions, 30 s in all."""
 
 TemporalPort = Annotated[int | None, typer.Option(envvar="LLMGW_PORT", min=1, max=65535, help="Of Temporal.")]
 UiPort = Annotated[int | None, typer.Option(envvar="LLMGW_UI_PORT", min=1, max=65535, help="Of Temporal's web UI.")]
@@ -59,14 +67,14 @@ def stop_system() -> None:
 
 
 def show_status(as_json: JsonFlag = False) -> None:
-    """Processes, addresses, nodes, models, and what waits and why.
+    """Processes, addresses, nodes, models, and what waits and why. Exit code 1 where a part of the system is dead.
 
     Example: ctl status
     """
     view = run(_status(find_home()))
     if as_json:
         print_json(view)
-        return
+        raise typer.Exit(int(view.broken))
     console = out()
     console.print(table(("PROCESS", "STATE", "PID", "LOG"), [_process_row(process) for process in view.processes]))
     say("")
@@ -74,15 +82,25 @@ def show_status(as_json: JsonFlag = False) -> None:
     if view.ui:
         say(f"web UI   {view.ui}")
         say(f"gateway  {view.gateway}/v1")
+    for process in view.died:
+        say(f"{process.name} died: ./ctl up starts it again; {process.log} says why")
     if view.problem:
         say(view.problem)
+        if view.broken:
+            raise typer.Exit(1)
         return
+    if view.brake:
+        say("")
+        console.print(Text(f"BRAKE: {view.brake}", style="bold red"))
+        say("gone for good? `ctl fleet release-brake` places their replicas elsewhere")
     say("")
     print_table(NODE_COLUMNS, [node_row(node) for node in view.nodes], "no node has joined")
     say("")
     print_table(MODEL_COLUMNS, [model_row(model) for model in view.models], "no model is served")
     for waiting in view.waiting:
         say(f"{waiting.model} waits: {waiting.why}")
+    if view.broken:
+        raise typer.Exit(1)
 
 
 def reconcile(as_json: JsonFlag = False) -> None:
@@ -114,8 +132,37 @@ async def _reconcile() -> PassPlan:
     except WorkflowAlreadyStartedError:
         note("a pass runs already; this is what it does")
         handle = session.client.get_workflow_handle(pass_id, result_type=PassPlan)
-    done: PassPlan = await handle.result()
-    return done
+    return await ended_pass(session, handle)
+
+
+async def ended_pass(
+    session: Session, handle: WorkflowHandle[Any, PassPlan], quiet_s: float = PASS_QUIET_S, more_s: float = PASS_MORE_S
+) -> PassPlan:
+    """What a pass does, once it has ended. Raises CtlError where it does not end in time."""
+    ended = asyncio.create_task(handle.result())
+    try:
+        await asyncio.wait({ended}, timeout=quiet_s)
+        if not ended.done() and not await _fleet_answers(session):
+            note(f"the control worker does not answer: {handle.id} goes on when it is back (./ctl up starts it)")
+        await asyncio.wait({ended}, timeout=more_s)
+        if not ended.done():
+            if await _fleet_answers(session):
+                raise CtlError(f"{handle.id} has not ended and goes on: look at it in Temporal's web UI")
+            raise CtlError(
+                f"the control worker does not answer: {handle.id} was started and stays, and goes on when it is back "
+                f"(./ctl up starts it)"
+            )
+        return await ended
+    finally:
+        ended.cancel()
+
+
+async def _fleet_answers(session: Session) -> bool:
+    try:
+        await fleet_state(session.client, session.cell, PROBE_TIMEOUT)
+    except CtlError:
+        return False
+    return True
 
 
 async def _status(home: Home) -> StatusView:
@@ -138,6 +185,7 @@ async def _status(home: Home) -> StatusView:
         ui=system.ui_url if system is not None else "",
         gateway=system.gateway_url if system is not None else "",
         problem=problem,
+        brake=state.brake,
         nodes=node_views(state),
         models=models,
         waiting=waiting_views(models),

@@ -1,16 +1,26 @@
 """`ctl trace`: what happened in a job or a replica's start, as a tree with times."""
 
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
-from cli import jobs
+from cli import job_status
 from cli.console import JsonFlag, note, print_json, run, say
 from cli.errors import CtlError
 from cli.home import Home, find_home
 from cli.session import open_session
 from cli.spans import SpanStore, is_trace_id, trace_id_of, trace_lines, tree
 from runtime.temporal import UnreachableError
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the operator named."""
+
+    trace_id: str
+    end: str = ""
+    """Of a job that was cut off, so that its own span never ended: a sentence."""
 
 
 def trace(
@@ -23,9 +33,11 @@ def trace(
     """
     home = find_home()
     store = read_spans(home)
-    roots = tree(store, find_trace(home, store, subject))
+    found = find_trace(home, store, subject)
+    roots = tree(store, found.trace_id)
     if not roots:
-        raise CtlError(f"no span of {subject} is in {home.traces}: it has not ended yet, or its spans go elsewhere")
+        why = found.end or "it has not ended yet, or its spans go elsewhere"
+        raise CtlError(f"no span of {subject} is in {home.traces}: {why}")
     if store.broken_lines:
         note(f"{store.broken_lines} lines in {home.traces} are no spans and were left out")
     if as_json:
@@ -33,6 +45,8 @@ def trace(
     else:
         for line in trace_lines(roots):
             say(line)
+    if found.end:
+        note(found.end)
 
 
 def read_spans(home: Home) -> SpanStore:
@@ -44,26 +58,36 @@ def read_spans(home: Home) -> SpanStore:
     return store
 
 
-def find_trace(home: Home, store: SpanStore, subject: str) -> str:
-    """The trace id of what the operator named. Raises CtlError."""
+def find_trace(home: Home, store: SpanStore, subject: str) -> Found:
+    """The trace of what the operator named. Raises CtlError."""
     if is_trace_id(subject.lower()):
-        return subject.lower()
+        return Found(subject.lower())
     problem = "tracing was off when it ran (see server.yaml)"
     try:
         told = run(_ask(subject))
     except (UnreachableError, CtlError) as error:
-        told, problem = "", str(error)  # the spans themselves may still say it
-    job = jobs.job_workflow_id(subject)
-    span = store.latest("llmgw.replica", subject) or store.latest("llmgw.job", job)
-    found = trace_id_of(told) or (span.trace_id if span is not None else "")
+        told, problem = Found(""), str(error)  # the spans themselves may still say it
+    span = (
+        store.latest("llmgw.replica", subject)
+        or store.latest("llmgw.job", subject)
+        or store.latest("llmgw.job", job_status.with_prefix(subject))
+    )
+    found = told.trace_id or (span.trace_id if span is not None else "")
     if not found:
-        raise CtlError(f"no span in {home.traces} belongs to {subject}, and {problem}")
-    return found
+        raise CtlError(f"no span in {home.traces} belongs to {subject}, and {told.end or problem}")
+    return replace(told, trace_id=found)
 
 
-async def _ask(subject: str) -> str:
+async def _ask(subject: str) -> Found:
     session = await open_session()
-    replica = (await session.snapshot()).replicas.get(subject)
+    try:
+        replica = (await session.snapshot()).replicas.get(subject)
+    except CtlError:
+        replica = None  # a job can answer where the fleet is gone
     if replica is not None:
-        return replica.trace
-    return (await jobs.status(session, jobs.job_workflow_id(subject))).trace
+        return Found(trace_id_of(replica.trace))
+    status = await job_status.status(session, await job_status.find(session, subject))
+    cut_off = status.state in job_status.CUT_OFF
+    why = f": {status.failure.detail}" if status.failure is not None else ""
+    end = f"{status.job} is over ({job_status.words(status.state)}){why}; its own span never ended" if cut_off else ""
+    return Found(trace_id_of(status.trace), end)

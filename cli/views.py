@@ -1,5 +1,6 @@
 """The stable shapes behind every listing's `--json`, and how they come from the fleet's state: pure."""
 
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from fleet import standing
@@ -7,7 +8,7 @@ from fleet.reasons import Failure
 from fleet.records import Record
 from fleet.render import size
 from fleet.room import room_of
-from fleet.state import HOLDING, FleetState, ModelRecord, NodeRecord, ReplicaRecord, ReplicaState
+from fleet.state import HOLDING, FleetState, ModelRecord, NodeRecord, NodeState, ReplicaRecord, ReplicaState
 
 
 class FailureView(Record):
@@ -37,8 +38,10 @@ class NodeView(Record):
 
     id: str
     state: str
-    """ready, cordoned or lost."""
+    """ready, cordoned, draining or lost."""
     since: float
+    drain_until: float
+    """When what still runs on a draining node is stopped; 0 where it does not drain."""
     cause: str
     address: str
     cpus: int
@@ -66,6 +69,13 @@ class ModelState(StrEnum):
     """No replica is wanted."""
 
 
+class ScalingView(Record):
+    """Between which numbers a model scales by demand."""
+
+    min: int
+    max: int
+
+
 class ModelView(Record):
     """`ctl model list --json`: a list of these."""
 
@@ -75,7 +85,9 @@ class ModelView(Record):
     repo: str
     engine: str
     replicas: int
-    """Wanted."""
+    """Wanted: what the operator said, or what demand made of it."""
+    scaling: ScalingView | None
+    """None where the number is the operator's."""
     serving: int
     """Of the current version of the spec."""
     priority: int
@@ -99,6 +111,8 @@ class ReplicaView(Record):
     generation: int
     nodes: tuple[str, ...]
     endpoint: str
+    load: float
+    """Requests in flight, smoothed."""
     since: float
     failure: FailureView | None
     given_up: bool
@@ -147,9 +161,21 @@ class StatusView(Record):
     gateway: str
     problem: str
     """Why the fleet could not be asked; empty where it answered."""
+    brake: str
+    """Why lost nodes are not reaped just now; empty where they are."""
     nodes: tuple[NodeView, ...]
     models: tuple[ModelView, ...]
     waiting: tuple[WaitingView, ...]
+
+    @property
+    def died(self) -> tuple[ProcessView, ...]:
+        """Parts that were started and are dead."""
+        return tuple(process for process in self.processes if process.state == "died")
+
+    @property
+    def broken(self) -> bool:
+        """Whether something that should run does not; a system that nobody started is not broken."""
+        return bool(self.died or (self.problem and self.temporal))
 
 
 def node_views(state: FleetState) -> tuple[NodeView, ...]:
@@ -160,6 +186,7 @@ def node_views(state: FleetState) -> tuple[NodeView, ...]:
             id=node.id,
             state=node.state,
             since=node.since,
+            drain_until=node.drain_until if node.state is NodeState.DRAINING else 0.0,
             cause=node.cause,
             address=node.inventory.address,
             cpus=node.inventory.cpus,
@@ -192,16 +219,18 @@ def model_views(state: FleetState) -> tuple[ModelView, ...]:
 
 def replica_views(state: FleetState) -> tuple[ReplicaView, ...]:
     """All replicas by id."""
+    names = {model.spec.id: model.spec.name for model in state.models.values()}
     return tuple(
         ReplicaView(
             id=replica.id,
-            model=state.models[replica.model].spec.name if replica.model in state.models else replica.model,
+            model=names.get(replica.model, replica.model),
             state=replica.state,
             generation=replica.generation,
             nodes=replica.nodes,
             endpoint=replica.endpoint,
+            load=replica.load,
             since=replica.since,
-            failure=failure_view(replica.failure),
+            failure=failure_view(replica.failure, replica.id, names.get(replica.model, "")),
             given_up=replica.given_up,
             trace=replica.trace,
         )
@@ -218,16 +247,17 @@ def waiting_views(models: tuple[ModelView, ...]) -> tuple[WaitingView, ...]:
     )
 
 
-def failure_view(failure: Failure | None) -> FailureView | None:
-    """With its sentence."""
+def failure_view(failure: Failure | None, replica: str = "", model: str = "") -> FailureView | None:
+    """With its sentence, for what it is known to be about."""
     if failure is None:
         return None
-    return FailureView(reason=failure.reason, detail=failure.detail, node=failure.node, sentence=failure.sentence)
+    sentence = failure.told(replica=replica, model=model)
+    return FailureView(reason=failure.reason, detail=failure.detail, node=failure.node, sentence=sentence)
 
 
 NODE_COLUMNS = ("NODE", "STATE", "ADDRESS", "MEMORY FREE", "DISK FREE", "ENGINES", "REPLICAS", "CAUSE")
 MODEL_COLUMNS = ("MODEL", "STATE", "SERVING", "ENGINE", "MEMORY", "CONTEXT", "REPO", "WHY")
-REPLICA_COLUMNS = ("REPLICA", "MODEL", "STATE", "GENERATION", "NODES", "ENDPOINT", "WHY")
+REPLICA_COLUMNS = ("REPLICA", "MODEL", "STATE", "GENERATION", "LOAD", "NODES", "ENDPOINT", "WHY")
 
 
 def node_row(view: NodeView) -> tuple[str, ...]:
@@ -235,7 +265,7 @@ def node_row(view: NodeView) -> tuple[str, ...]:
     memory = ", ".join(f"{device.uuid} {size(device.free)} of {size(device.total)}" for device in view.devices)
     return (
         view.id,
-        view.state,
+        f"{view.state} until {clock(view.drain_until)}" if view.drain_until else view.state,
         view.address,
         memory,
         size(view.disk_free),
@@ -250,7 +280,7 @@ def model_row(view: ModelView) -> tuple[str, ...]:
     return (
         view.name,
         view.state,
-        f"{view.serving}/{view.replicas}",
+        f"{view.serving}/{view.replicas}{f' ({view.scaling.min}..{view.scaling.max})' if view.scaling else ''}",
         view.engine,
         f"{view.gpus} x {size(view.memory)}" if view.gpus else size(view.memory),
         str(view.context_length),
@@ -262,19 +292,38 @@ def model_row(view: ModelView) -> tuple[str, ...]:
 def replica_row(view: ReplicaView) -> tuple[str, ...]:
     """For REPLICA_COLUMNS."""
     why = view.failure.sentence if view.failure else ""
-    return (view.id, view.model, view.state, str(view.generation), ", ".join(view.nodes), view.endpoint, why)
+    if why and view.state != ReplicaState.FAILED:
+        why = f"restarted after: {why}"  # it is no trouble of now
+    return (
+        view.id,
+        view.model,
+        view.state,
+        str(view.generation),
+        f"{view.load:.1f}",
+        ", ".join(view.nodes),
+        view.endpoint,
+        why,
+    )
+
+
+def clock(moment: float) -> str:
+    """A time of today's or tomorrow's, as the operator's watch shows it."""
+    return f"{datetime.fromtimestamp(moment, UTC).astimezone():%H:%M:%S}"
 
 
 def _model_view(state: FleetState, model: ModelRecord) -> ModelView:
     failure = standing.given_up(state, model)
     missing = standing.missing(state, model)
+    wanted = standing.wanted(state, model)
+    scaling = model.spec.scaling
     return ModelView(
         name=model.spec.name,
         id=model.spec.id,
-        state=_model_state(model, missing, failure),
+        state=_model_state(model, wanted, missing, failure),
         repo=model.spec.repo,
         engine=model.spec.engine,
-        replicas=model.spec.replicas,
+        replicas=wanted,
+        scaling=ScalingView(min=scaling.min, max=scaling.max) if scaling is not None else None,
         serving=sum(_serves(replica, model) for replica in state.replicas.values()),
         priority=model.spec.priority,
         context_length=model.spec.context_length,
@@ -283,8 +332,14 @@ def _model_view(state: FleetState, model: ModelRecord) -> ModelView:
         weights_bytes=model.spec.weights.size,
         spec_version=model.spec_version,
         waiting=model.waiting,
-        failure=failure_view(failure),
+        failure=failure_view(failure, _given_up(state, model, failure), model.spec.name),
     )
+
+
+def _given_up(state: FleetState, model: ModelRecord, failure: Failure | None) -> str:
+    """The replica whose failure it is."""
+    mine = (replica for replica in state.replicas.values() if replica.model == model.spec.id and replica.given_up)
+    return next((replica.id for replica in mine if replica.failure is failure), "")
 
 
 def _serves(replica: ReplicaRecord, model: ModelRecord) -> bool:
@@ -292,10 +347,10 @@ def _serves(replica: ReplicaRecord, model: ModelRecord) -> bool:
     return current and replica.state is ReplicaState.SERVING
 
 
-def _model_state(model: ModelRecord, missing: int, failure: Failure | None) -> ModelState:
+def _model_state(model: ModelRecord, wanted: int, missing: int, failure: Failure | None) -> ModelState:
     if model.removing:
         return ModelState.REMOVING
-    if model.spec.replicas == 0:
+    if wanted == 0:
         return ModelState.STOPPED
     if missing == 0:
         return ModelState.SERVING

@@ -66,4 +66,7 @@ def _commit_placement(state: FleetState, step: Step, now: float) -> FleetState:
     ordinal = model.next_ordinal + (old is None)
     update = {"waiting": "", "decision": decision, "next_ordinal": ordinal, "version": model.version + 1}
     state = state.with_model(model.model_copy(update=update)).with_replica(record)
+    for name in record.nodes:  # a late plan that also counted on this room is refused
+        node = state.nodes[name]
+        state = state.with_node(node.model_copy(update={"version": node.version + 1}))
     return state.model_copy(update={"generation": max(state.generation, step.generation)})

@@ -3,7 +3,15 @@
 from fleet.demand import Target, target
 from fleet.placement import Candidates, place
 from fleet.room import Room, room_of
-from fleet.state import Decision, FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState
+from fleet.state import (
+    Decision,
+    FleetState,
+    ModelRecord,
+    NodeState,
+    ReplicaRecord,
+    ReplicaState,
+    ShardAssignment,
+)
 from fleet.steps import Plan, Step, StepKind
 
 WANTED_STATES = frozenset(
@@ -26,16 +34,19 @@ class Draft:
         """Each model's replicas, by id."""
         for replica in sorted(state.replicas.values(), key=lambda replica: replica.id):
             self.replicas.setdefault(replica.model, []).append(replica)
-        self.models: list[ModelRecord] = sorted(
-            state.models.values(), key=lambda model: (-model.spec.priority, model.applied_at, model.spec.id)
-        )
-        """The most important first, then the oldest wish."""
+        self.models: list[ModelRecord] = sorted(state.models.values(), key=_rank)
+        """The most important first; among equals what needs the most devices at once, then the most memory on each,
+        as small ones fit into what large ones leave and not the other way round; then the oldest wish."""
         self.acted: set[str] = set()
         """Replicas an earlier rule has decided on."""
         self.ended: set[str] = set()
         """Of those, the ones that go."""
         self.refused: dict[str, tuple[StepKind, str, str]] = {}
         """Model → the first placement that found no room: kind, replica, reason."""
+        self.placing: set[str] = set()
+        """Models that get a replica by this plan."""
+        self._promises: dict[str, tuple[ShardAssignment, ...]] = {}
+        """Model → where room is being made for its next replica."""
         self._steps: list[Step] = []
         self._scaled: dict[str, int] = {}
         self._touched: dict[str, int] = {}
@@ -50,11 +61,15 @@ class Draft:
             found = target(model, self.replicas[model.spec.id], self.now)
             self._targets[model.spec.id] = found
             if model.spec.scaling is not None and not model.removing and found.replicas != model.scaled:
-                self.scale(model, found.replicas)
+                self._scale(model, found.replicas)
         return found
 
-    def scale(self, model: ModelRecord, replicas: int) -> None:
-        """Make this the number by demand."""
+    def to_zero(self, model: ModelRecord) -> None:
+        """An idle model gives its room to another."""
+        self._targets[model.spec.id] = Target(0, "it gave its room away")
+        self._scale(model, 0)
+
+    def _scale(self, model: ModelRecord, replicas: int) -> None:
         self._scaled[model.spec.id] = replicas
         self.touch_model(model)
 
@@ -105,6 +120,7 @@ class Draft:
         self._generation += 1
         self.room.take(model.spec.id, decision.shards)
         self.acted.add(replica)
+        self.placing.add(model.spec.id)
         for shard in decision.shards:
             self.touch_node(shard.node)
         if replica in self.state.replicas:
@@ -125,8 +141,15 @@ class Draft:
         """Where it would go just now."""
         kept = self._candidates.get(model.spec.id)
         if kept is None:
+            # Models are placed one after the other: only those that were refused are asked about again, at the end.
+            self._candidates = {key: one for key, one in self._candidates.items() if key in self.refused}
             kept = self._candidates[model.spec.id] = Candidates(model.spec, self.room)
         return place(model.spec, replica, self.room, kept)
+
+    def promise(self, model: ModelRecord, shards: tuple[ShardAssignment, ...]) -> None:
+        """Keep room that is being made: what is less important and comes later in this pass must not take it."""
+        self._promises[model.spec.id] = shards
+        self.room.take(model.spec.id, shards)
 
     def touch_model(self, model: ModelRecord) -> None:
         """The plan relies on this model as it is."""
@@ -141,11 +164,26 @@ class Draft:
 
         The same refusal again is no step, or a waiting model would cause passes without end.
         """
-        placed = {step.model for step in self._steps if step.decision is not None}
+        for name, shards in self._promises.items():
+            self.room.give(name, shards)  # nobody has that yet
         for name, (kind, replica, reason) in self.refused.items():
             model = self.state.models[name]
-            decision = self.decide(model, replica)
+            decision = self._refusal(model, self.decide(model, replica))
             # A placement of the same pass takes back what was said before.
-            if name in placed or decision.sentence != model.waiting:
+            if name in self.placing or decision.sentence != model.waiting:
                 self._steps.append(Step(kind=kind, reason=reason, model=name, replica=replica, decision=decision))
         return Plan(steps=tuple(self._steps), scaled=self._scaled, touched=self._touched)
+
+    def _refusal(self, model: ModelRecord, decision: Decision) -> Decision:
+        sentence = decision.sentence
+        if decision.shards:
+            others = ", ".join(self.state.models[name].spec.name for name in self._promises if name != model.spec.id)
+            sentence = f"{model.spec.name} would fit, but that room is kept for {others}"
+        elif model.spec.id in self._promises:
+            sentence = f"{sentence}; room is being made"
+        return decision.model_copy(update={"shards": (), "sentence": sentence})
+
+
+def _rank(model: ModelRecord) -> tuple[int, int, int, float, str]:
+    spec = model.spec
+    return -spec.priority, -max(1, spec.need.gpus), -spec.need.memory, model.applied_at, spec.id

@@ -3,7 +3,7 @@
 Facts about an older generation or incarnation are ignored: the state comes back as it was.
 """
 
-from fleet.demand import smoothed
+from fleet.demand import load_at
 from fleet.reasons import Failure, Reason
 from fleet.records import Record
 from fleet.state import HOLDING, FleetState, Inventory, NodeRecord, NodeState, ReplicaRecord, ReplicaState
@@ -21,8 +21,16 @@ class ReplicaEvent(Record):
     """traceparent of `start replica`, with STARTING."""
 
 
-def node_joined(state: FleetState, node: str, incarnation: str, inventory: Inventory, now: float) -> FleetState:
-    """An agent introduced itself; a cordon outlives its restart."""
+def node_joined(
+    state: FleetState, node: str, incarnation: str, inventory: Inventory, now: float, highest_generation: int = 0
+) -> FleetState:
+    """An agent introduced itself; a cordon outlives its restart.
+
+    `highest_generation` is the last one the node has been asked for. A fleet that began anew counts on from there:
+    the node refuses older ones, and what an older fleet started must not be taken for what this one starts.
+    """
+    if highest_generation > state.generation:
+        state = state.model_copy(update={"generation": highest_generation})
     old = state.nodes.get(node)
     if old is None:
         record = NodeRecord(
@@ -104,10 +112,11 @@ def loaded(state: FleetState, node: str, incarnation: str, loads: tuple[Load, ..
         replica = state.replicas.get(load.replica)
         if replica is None or replica.generation != load.generation:
             continue
-        value = smoothed(replica.load, load.in_flight, now - replica.loaded_at) if replica.loaded_at else load.in_flight
+        value = load_at(replica, now) if replica.loaded_at else load.in_flight
         # No new version: a plan does not rest on it being exact.
-        state = state.with_replica(replica.model_copy(update={"load": value, "loaded_at": now}))
-        if load.in_flight:
+        update = {"load": value, "loaded_at": now, "in_flight": load.in_flight}
+        state = state.with_replica(replica.model_copy(update=update))
+        if load.in_flight or replica.in_flight:  # also as the last one ends: idleness begins there
             state = used(state, replica.model, now)
     return state
 
@@ -138,6 +147,27 @@ def replica_changed(state: FleetState, event: ReplicaEvent, now: float) -> Fleet
         "trace": event.trace or old.trace,
         "version": old.version + 1,
     }
+    if event.state is ReplicaState.SERVING:
+        state = used(state, old.model, now)  # whoever waited for it comes now: its idleness begins here
+    return state.with_replica(old.model_copy(update=update))
+
+
+def replica_orphaned(state: FleetState, replica: str, generation: int, now: float) -> FleetState:
+    """A replica's workflow is gone without a word (somebody terminated it): what it did is taken up by a new one.
+
+    A start is sent again, and finds the engine that runs; a drain or a stop is decided again.
+    """
+    old = state.replicas.get(replica)
+    again = {
+        ReplicaState.STARTING: ReplicaState.PLACED,
+        ReplicaState.SERVING: ReplicaState.PLACED,
+        ReplicaState.DRAINING: ReplicaState.DRAINED,
+        ReplicaState.STOPPING: ReplicaState.DRAINED,
+    }
+    if old is None or old.generation != generation or old.state not in again:
+        return state
+    due = now - state.policy.unstarted_after_s
+    update = {"state": again[old.state], "since": due, "version": old.version + 1}
     return state.with_replica(old.model_copy(update=update))
 
 

@@ -277,6 +277,11 @@ def _devices(node: NodeRecord, need: ShardNeed) -> list[tuple[str, int]]:
     return sorted(((device.uuid, device.total) for device in wanted), key=lambda device: -device[1])
 
 
+def gpus_of(node: NodeRecord) -> int:
+    """How many GPUs a node has."""
+    return sum(device.uuid != CPU for device in node.inventory.devices)
+
+
 def _capacity(node: NodeRecord, need: ShardNeed) -> int:
     """What the last of the devices it needs has; 0 where the node has too few."""
     devices = _devices(node, need)

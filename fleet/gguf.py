@@ -102,7 +102,7 @@ def read_gguf(name: str, size: int, read: Callable[[int, int], bytes]) -> Gguf:
     cursor = _Cursor(name, size, read)
     magic = read(0, 4)
     if magic != b"GGUF":
-        raise _unreadable(name, f"is not a GGUF file: it starts with {magic!r}")
+        raise _unreadable(name, "is not a GGUF file" if size else "is empty")
     cursor.skip(4)
     version = cursor.number("<I")
     if version not in (2, 3):

@@ -1,5 +1,6 @@
 """Where a replica goes: every node is asked, every node answers, the best of those that fit win."""
 
+from operator import itemgetter
 from typing import NamedTuple
 
 from fleet.reasons import Reason
@@ -27,12 +28,29 @@ CLOSED = {
     NodeState.DRAINING: Reason.NODE_DRAINING,
 }
 
+NOT_FITTING = float("-inf")
+"""The score of a node that does not fit: beneath any other."""
+
+BY_FREE = itemgetter(0, 1)
+"""Free bytes, then uuid: two devices that call themselves alike are not compared any further."""
+
 
 class Answer(NamedTuple):
-    """One node's verdict, and the devices it would give."""
+    """One node's verdict, and the uuids of the devices it would give."""
 
     verdict: Verdict
-    shares: tuple[DeviceShare, ...]
+    devices: tuple[str, ...]
+
+
+class Standing(NamedTuple):
+    """What one node offers a model whatever is free on it: it stays the same while a plan is made."""
+
+    node: NodeRecord
+    no: Answer | None
+    """Its answer, where nothing that a plan frees could change it."""
+    devices: tuple[Device, ...]
+    local: bool
+    preferred: float
 
 
 class Candidates:
@@ -41,18 +59,40 @@ class Candidates:
     def __init__(self, spec: ModelSpec, room: Room) -> None:
         self._spec = spec
         self._room = room
-        self._epochs = [room.epoch(node.id) for node in room.nodes]
-        self._answers = [judge(node, spec, room) for node in room.nodes]
+        self._moment = room.moment
+        self._standings = [_standing(node, spec) for node in room.nodes]
+        self._places = {node.id: index for index, node in enumerate(room.nodes)}
+        model = spec.id
+        self._answers = [_answer(standing, spec, model, room) for standing in self._standings]
+        self._scores = [_score(answer) for answer in self._answers]
 
     def answers(self) -> list[Answer]:
         """In the order of the nodes' ids."""
-        room = self._room
-        for index, node in enumerate(room.nodes):
-            epoch = room.epoch(node.id)
-            if self._epochs[index] != epoch:
-                self._epochs[index] = epoch
-                self._answers[index] = judge(node, self._spec, room)
+        self._ask_again()
         return self._answers
+
+    def winners(self) -> list[int]:
+        """Indexes of the nodes that would take its shards, the best first; empty where not all of them fit."""
+        self._ask_again()
+        return _winners(self._spec, self._scores, self._room.nodes)
+
+    def fits(self, index: int) -> bool:
+        """Whether this node could take a shard now."""
+        self._ask_again()
+        return self._scores[index] != NOT_FITTING
+
+    def _ask_again(self) -> None:
+        room = self._room
+        if self._moment == room.moment:
+            return
+        model = self._spec.id
+        for node in room.changed_since(self._moment):
+            index = self._places.get(node)
+            if index is not None:
+                answer = _answer(self._standings[index], self._spec, model, room)
+                self._answers[index] = answer
+                self._scores[index] = _score(answer)
+        self._moment = room.moment
 
 
 def place(spec: ModelSpec, replica: str, room: Room, candidates: Candidates | None = None) -> Decision:
@@ -61,16 +101,12 @@ def place(spec: ModelSpec, replica: str, room: Room, candidates: Candidates | No
     Returns a decision with a verdict for every node; `shards` is empty where it does not fit. `candidates` are the
     answers kept for this spec and room.
     """
-    answers = (candidates or Candidates(spec, room)).answers()
-    fitting = [index for index, answer in enumerate(answers) if answer.verdict.outcome is Outcome.FITS]
-    winners = _winners(spec, [(index, answers[index].verdict.score) for index in fitting], room.nodes)
-    shards = tuple(
-        ShardAssignment(rank=rank, node=answers[index].verdict.node, devices=answers[index].shares)
-        for rank, index in enumerate(winners)
-    )
-    verdicts = tuple(answer.verdict for answer in answers)
-    if fitting and not winners:
-        verdicts = _incomplete(spec, verdicts, len(fitting))
+    asked = candidates or Candidates(spec, room)
+    answers, winners = asked.answers(), asked.winners()
+    shards = tuple(_shard(rank, answers[index], spec.need.memory) for rank, index in enumerate(winners))
+    verdicts = tuple([answer.verdict for answer in answers])
+    if not winners:
+        verdicts = _incomplete(spec, verdicts)
     return Decision(
         model=spec.id,
         replica=replica,
@@ -82,30 +118,50 @@ def place(spec: ModelSpec, replica: str, room: Room, candidates: Candidates | No
 
 def judge(node: NodeRecord, spec: ModelSpec, room: Room) -> Answer:
     """One node's answer for one shard."""
+    return _answer(_standing(node, spec), spec, spec.id, room)
+
+
+def _shard(rank: int, answer: Answer, memory: int) -> ShardAssignment:
+    devices = tuple(DeviceShare(uuid=uuid, memory=memory) for uuid in answer.devices)
+    return ShardAssignment(rank=rank, node=answer.verdict.node, devices=devices)
+
+
+def _standing(node: NodeRecord, spec: ModelSpec) -> Standing:
     excluded = _excluded(node, spec)
     if excluded is not None:
-        return Answer(Verdict(node=node.id, outcome=Outcome.EXCLUDED, reason=excluded), ())
-    local = spec.weights.model_id in node.inventory.weights
-    if not local and spec.need.disk > node.inventory.disk_free:
-        inventory = node.inventory
-        return _refused(node, Reason.DISK, spec.need.disk, inventory.disk_free, inventory.disk_total)
+        closed = Answer(Verdict(node=node.id, outcome=Outcome.EXCLUDED, reason=excluded), ())
+        return Standing(node, closed, (), local=False, preferred=0.0)
+    inventory, need = node.inventory, spec.need
+    local = spec.weights.model_id in inventory.weights
+    devices = _devices(node, spec.constraints, need.gpus)
+    wanted = max(1, need.gpus)
+    no: Answer | None = None
+    if not local and need.disk > inventory.disk_free:
+        no = _refused(node, Reason.DISK, need.disk, inventory.disk_free, inventory.disk_total)
+    elif len(devices) < wanted:
+        no = _refused(node, Reason.GPU_COUNT, wanted, len(devices), len(devices))
+    return Standing(node, no, devices, local, _preferred(node, spec.constraints))
+
+
+def _answer(standing: Standing, spec: ModelSpec, model: str, room: Room) -> Answer:
+    """`model` is the spec's id, which is costly to make anew for each node."""
+    node, no, devices, local, preferred = standing
+    if no is not None:
+        return no
     gpus, memory = spec.need.gpus, spec.need.memory
-    devices = _devices(node, spec.constraints, gpus)
-    wanted = max(1, gpus)
-    if len(devices) < wanted:
-        return _refused(node, Reason.GPU_COUNT, wanted, len(devices), len(devices))
-    by_free = sorted((room.free(node.id, device.uuid), device.uuid, device) for device in devices)
-    enough = [entry for entry in by_free if entry[0] >= memory]
-    if len(enough) < wanted:
+    wanted = gpus or 1
+    left = room.free_on(node.id)
+    by_free = sorted([(left.get(device.uuid, 0), device.uuid, device) for device in devices], key=BY_FREE)
+    if by_free[-wanted][0] < memory:
         free, _, short = by_free[-wanted]  # the best of those that are still missing decides
-        reason = Reason.GPU_MEMORY if gpus else Reason.MEMORY
-        return _refused(node, reason, memory, max(0, free), short.total, short)
-    chosen = enough[:wanted]  # the fullest that still fit, so that large gaps stay for large models
+        return _refused(node, Reason.GPU_MEMORY if gpus else Reason.MEMORY, memory, max(0, free), short.total, short)
+    first = next(index for index, entry in enumerate(by_free) if entry[0] >= memory)
+    chosen = by_free[first : first + wanted]  # the fullest that still fit: large gaps stay for large models
     parts = {
-        "spread": 1.0 / (1 + room.copies(spec.id, node.id)),
+        "spread": 1.0 / (1 + room.copies(model, node.id)),
         "weights_local": 1.0 if local else 0.0,
         "best_fit": _best_fit(chosen, memory),
-        "preferred": _preferred(node, spec.constraints),
+        "preferred": preferred,
     }
     verdict = Verdict(
         node=node.id,
@@ -113,10 +169,15 @@ def judge(node: NodeRecord, spec: ModelSpec, room: Room) -> Answer:
         need=memory,
         free=chosen[0][0],
         capacity=chosen[0][2].total,
-        score=sum(SCORE_WEIGHTS[name] * part for name, part in parts.items()),
+        score=sum([SCORE_WEIGHTS[name] * part for name, part in parts.items()]),
         parts=parts,
     )
-    return Answer(verdict, tuple(DeviceShare(uuid=uuid, memory=memory) for _, uuid, _ in chosen))
+    return Answer(verdict, tuple([uuid for _, uuid, _ in chosen]))
+
+
+def _score(answer: Answer) -> float:
+    verdict = answer.verdict
+    return verdict.score if verdict.outcome is Outcome.FITS else NOT_FITTING
 
 
 def _excluded(node: NodeRecord, spec: ModelSpec) -> Reason | None:
@@ -130,18 +191,21 @@ def _excluded(node: NodeRecord, spec: ModelSpec) -> Reason | None:
         return Reason.LABELS
     if constraints.role and constraints.role not in inventory.roles:
         return Reason.ROLE
-    if all(offer.engine is not spec.engine for offer in inventory.engines):
+    if spec.engine not in [offer.engine for offer in inventory.engines]:
         return Reason.ENGINE_MISSING
     if spec.need.gpus and constraints.gpu_model and not _devices(node, constraints, spec.need.gpus):
         return Reason.GPU_MODEL
     return None
 
 
-def _devices(node: NodeRecord, constraints: Constraints, gpus: int) -> list[Device]:
+def _devices(node: NodeRecord, constraints: Constraints, gpus: int) -> tuple[Device, ...]:
+    devices = node.inventory.devices
     if gpus == 0:
-        return [device for device in node.inventory.devices if device.uuid == CPU]
+        return tuple([device for device in devices if device.uuid == CPU])
     model = constraints.gpu_model.casefold()
-    return [device for device in node.inventory.devices if device.uuid != CPU and model in device.model.casefold()]
+    return tuple(
+        [device for device in devices if device.uuid != CPU and (not model or model in device.model.casefold())]
+    )
 
 
 def _refused(
@@ -163,8 +227,10 @@ def _refused(
 
 
 def _best_fit(chosen: list[tuple[int, str, Device]], memory: int) -> float:
-    left = sum(free - memory for free, _, _ in chosen)
-    total = sum(device.total for _, _, device in chosen)
+    left = total = 0
+    for free, _, device in chosen:
+        left += free - memory
+        total += device.total
     return 1.0 - left / total if total else 0.0
 
 
@@ -175,24 +241,29 @@ def _preferred(node: NodeRecord, constraints: Constraints) -> float:
     return met / len(constraints.prefer)
 
 
-def _winners(spec: ModelSpec, fitting: list[tuple[int, float]], nodes: tuple[NodeRecord, ...]) -> list[int]:
+def _winners(spec: ModelSpec, scores: list[float], nodes: tuple[NodeRecord, ...]) -> list[int]:
     """Indexes of the chosen nodes, best first; empty where a gang cannot be whole. Equals: the first node id."""
     if spec.shards == 1:
-        return [max(fitting, key=lambda entry: (entry[1], -entry[0]))[0]] if fitting else []
-    groups: dict[str, list[tuple[int, float]]] = {}
+        highest = max(scores, default=NOT_FITTING)
+        return [scores.index(highest)] if highest != NOT_FITTING else []
+    groups: dict[str, list[int]] = {}
     label = spec.constraints.interconnect
-    for entry in fitting:
-        groups.setdefault(nodes[entry[0]].inventory.labels.get(label, "") if label else "", []).append(entry)
-    best: list[tuple[int, float]] = []
-    for _, group in sorted(groups.items()):
-        top = sorted(group, key=lambda entry: (-entry[1], entry[0]))[: spec.shards]
-        if len(top) == spec.shards and sum(e[1] for e in top) > sum(e[1] for e in best):
-            best = top
-    return [index for index, _ in best]
+    for index, score in enumerate(scores):
+        if score != NOT_FITTING:
+            value = nodes[index].inventory.labels.get(label, "") if label else ""
+            groups.setdefault(value, []).append(index)
+    best, best_sum = list[int](), 0.0
+    for _, members in sorted(groups.items()):
+        top = sorted(members, key=lambda index: (-scores[index], index))[: spec.shards]
+        total = sum(scores[index] for index in top)
+        if len(top) == spec.shards and total > best_sum:
+            best, best_sum = top, total
+    return best
 
 
-def _incomplete(spec: ModelSpec, verdicts: tuple[Verdict, ...], count: int) -> tuple[Verdict, ...]:
+def _incomplete(spec: ModelSpec, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
     """Nodes that could take a shard of a gang that cannot be whole do not fit it either."""
+    count = sum(verdict.outcome is Outcome.FITS for verdict in verdicts)
     return tuple(
         verdict
         if verdict.outcome is not Outcome.FITS

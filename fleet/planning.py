@@ -1,15 +1,16 @@
 """What should happen next: `plan(state, now)` names every step of a pass with its reason, and decides nothing twice.
 
-Order: reap, stop and drain what is not wanted, scale down, then model by model, the most important first: restart,
-place what is missing, make room for what did not fit. What is not wanted goes before restarts, so that nothing is
-started that the next pass would stop. A plan applied to its own outcome (`fleet.commits.commit`) is quiet.
+Order: reap, say again what was not done, stop and drain what is not wanted, scale down, then model by model, the most
+important first: restart, place what is missing, make room for what did not fit. What is not wanted goes before
+restarts, so that nothing is started that the next pass would stop. A plan applied to its own outcome
+(`fleet.commits.commit`) is quiet.
 """
 
 import hashlib
 from collections.abc import Iterator
 
 from fleet.demand import moments
-from fleet.draft import WANTED_STATES, Draft
+from fleet.draft import GOING_STATES, WANTED_STATES, Draft
 from fleet.reasons import Reason
 from fleet.state import FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState, RestartPolicy
 from fleet.steps import Plan, StepKind
@@ -20,6 +21,7 @@ def plan(state: FleetState, now: float) -> Plan:
     """Decide one pass. `now` is seconds since the epoch; the same arguments give the same plan."""
     draft = Draft(state, now)
     _reap(draft)
+    _remind(draft)
     for model in draft.models:
         _retire(draft, model)
     for model in draft.models:
@@ -56,8 +58,11 @@ def _moments(state: FleetState) -> Iterator[float]:
         due = _due(state, replica)
         if due is not None:
             yield due
+    replicas: dict[str, list[ReplicaRecord]] = {}
+    for replica in state.replicas.values():
+        replicas.setdefault(replica.model, []).append(replica)
     for model in state.models.values():
-        yield from moments(model)
+        yield from moments(model, replicas.get(model.spec.id, []))
     for node in state.nodes.values():
         if node.state is NodeState.DRAINING:
             yield node.drain_until
@@ -67,11 +72,34 @@ def _due(state: FleetState, replica: ReplicaRecord) -> float | None:
     """When a replica is to be started (again)."""
     if replica.state is ReplicaState.PLACED:
         return replica.since + state.policy.unstarted_after_s
+    if replica.state in GOING_STATES:
+        return _overdue(state, replica)
     if replica.state is not ReplicaState.FAILED or replica.given_up:
         return None
     if replica.failure is not None and replica.failure.reason is Reason.NODE_LOST:
         return replica.since  # the node is to blame, not the replica: no wait
     return replica.since + backoff_s(state.policy.restart, replica.id, len(replica.failures))
+
+
+def _overdue(state: FleetState, replica: ReplicaRecord) -> float | None:
+    """When a drain or stop is said again: the pass that decided it may have died before it told anybody."""
+    model = state.models.get(replica.model)
+    patience = state.policy.unstarted_after_s
+    if replica.state is ReplicaState.DRAINING:
+        return replica.since + patience + (model.spec.drain_deadline_s if model is not None else 0.0)
+    return replica.since + patience if replica.state is ReplicaState.STOPPING else None
+
+
+def _remind(draft: Draft) -> None:
+    """Say again what was decided and not done; both verbs may be said twice."""
+    for replicas in draft.replicas.values():
+        for replica in replicas:
+            due = _overdue(draft.state, replica)
+            if due is None or due > draft.now:
+                continue
+            draining = replica.state is ReplicaState.DRAINING
+            kind = StepKind.DRAIN if draining else StepKind.STOP
+            draft.add(kind, replica, "it was told to and has not: said again", at_once=not draining)
 
 
 def _reap(draft: Draft) -> None:
@@ -142,10 +170,6 @@ def _replace(draft: Draft, model: ModelRecord, good: list[ReplicaRecord], old: l
     spare = staying + len(left) - max(0, wanted - rollout.max_unavailable)
     for replica in left[: max(0, spare)]:
         draft.end(StepKind.DRAIN, replica, _why_old(draft, model, replica))
-    stuck = bool(left) and spare <= 0 and bool(model.waiting) and rollout.recreate
-    going = any(replica.state not in WANTED_STATES for replica in old)
-    if stuck and not going and left[0].spec_version != model.spec_version:
-        draft.end(StepKind.DRAIN, left[0], f"no room beside it, and the spec allows to recreate: {model.waiting}")
 
 
 def _why_old(draft: Draft, model: ModelRecord, replica: ReplicaRecord) -> str:
@@ -165,9 +189,9 @@ def _restart(draft: Draft, model: ModelRecord) -> None:
         due = _due(draft.state, replica)
         if due is None or due > draft.now or replica.id in draft.acted:
             continue
-        if replica.state is ReplicaState.PLACED:
+        if replica.state is ReplicaState.PLACED and replica.spec_version == model.spec_version:
             draft.add(StepKind.RESUME, replica, "its start was not acknowledged")
-        elif replica.spec_version == model.spec_version:
+        elif replica.state is ReplicaState.FAILED and replica.spec_version == model.spec_version:
             failure = replica.failure.line if replica.failure else "it failed"
             draft.place(StepKind.RESTART, model, replica.id, failure)
 

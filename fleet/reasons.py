@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from fleet.records import Record
 
 
@@ -52,6 +54,7 @@ class Reason(StrEnum):
     NODE_UNREACHABLE = "node_unreachable"
     WORKFLOW_GONE = "workflow_gone"
     SMOKE_TEST_FAILED = "smoke_test_failed"
+    STOPPED_BY_HAND = "stopped_by_hand"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
 
@@ -102,6 +105,7 @@ REASONS: dict[Reason, Meaning] = {
     Reason.NODE_UNREACHABLE: Meaning("placement", True, "check the node's agent and its way to Temporal"),
     Reason.WORKFLOW_GONE: Meaning("placement", True, "nothing to do: the fleet starts the replica anew"),
     Reason.SMOKE_TEST_FAILED: Meaning("smoke test", False, "read the engine's log: `ctl replica logs ID`"),
+    Reason.STOPPED_BY_HAND: Meaning("placement", False, "start it again with `ctl model retry NAME`"),
     Reason.CANCELLED: Meaning("", False, "nothing to do: somebody cancelled it"),
     Reason.INTERNAL: Meaning("", True, "this is a fault of llmgw: please report it with the trace"),
 }
@@ -123,13 +127,28 @@ class Failure(Record):
     @property
     def sentence(self) -> str:
         """What a person reads: what happened, where, and what to do about it."""
+        return self.told()
+
+    def told(self, *, replica: str = "", model: str = "") -> str:
+        """The sentence, with the commands of its advice written out for what it is known to be about."""
         where = f" (on {self.node})" if self.node else ""
-        return f"{self.detail.rstrip('.')}{where} — {REASONS[self.reason].advice}"
+        advice = REASONS[self.reason].advice
+        advice = advice.replace(" ID`", f" {replica}`") if replica else advice
+        advice = advice.replace(" NAME`", f" {model}`") if model else advice
+        return f"{self.detail.rstrip('.')}{where} — {advice}"
 
     @property
     def line(self) -> str:
         """The sentence behind its reason, for where the reason is not shown beside it."""
         return f"{self.reason}: {self.sentence}"
+
+
+def read_failure(data: object) -> Failure | None:
+    """A failure that somebody sent; None for what is none, such as one from a newer peer with an unknown reason."""
+    try:
+        return Failure.model_validate(data)
+    except ValidationError:
+        return None
 
 
 class LlmgwError(Exception):

@@ -141,8 +141,14 @@ def choose_files(files: Sequence[ModelFile], variant: str = "") -> Choice:
             f"{len(ggufs)} GGUF variants are there: name one (`repo:{example}`, or the file itself): {_list(ggufs)}",
         )
     pickled = [file.path for file in files if file.path.endswith((".bin", ".pt", ".pth"))]
-    detail = f"only pickled weights, which can run code ({_list(pickled)})" if pickled else f"{len(files)} files"
-    raise StepError(Reason.NO_WEIGHTS, f"the repo has no GGUF and no safetensors, but {detail}")
+    detail = f"has only pickled weights, which can run code ({_list(pickled)})" if pickled else _files(files)
+    raise StepError(Reason.NO_WEIGHTS, f"no GGUF and no safetensors: it {detail}")
+
+
+def _files(files: Sequence[ModelFile]) -> str:
+    if not files:
+        return "is empty"
+    return f"has {len(files)} other file{'s' if len(files) != 1 else ''}, such as {files[0].path}"
 
 
 def shards_beside(name: str, others: Iterable[str]) -> list[str]:

@@ -1,8 +1,11 @@
 """What is free on each device while one plan is made: every placement takes from it, every stop gives to it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from fleet.state import HOLDING, FleetState, NodeRecord, ReplicaRecord, ShardAssignment
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Room:
@@ -13,7 +16,7 @@ class Room:
         """In the order of their ids, so that equal nodes are always chosen alike."""
         self._free = {node.id: {device.uuid: device.usable for device in node.inventory.devices} for node in self.nodes}
         self._copies: dict[tuple[str, str], int] = {}
-        self._epochs: dict[str, int] = dict.fromkeys(self._free, 0)
+        self._changed: list[str] = []
         for replica in replicas:
             if replica.state in HOLDING:
                 self.take(replica.model, replica.shards)
@@ -24,20 +27,28 @@ class Room:
         other.nodes = self.nodes
         other._free = {node: dict(devices) for node, devices in self._free.items()}
         other._copies = dict(self._copies)
-        other._epochs = dict(self._epochs)
         return other
 
     def free(self, node: str, device: str) -> int:
         """Free bytes; below zero where foreign processes grew into what is reserved."""
         return self._free.get(node, {}).get(device, 0)
 
+    def free_on(self, node: str) -> Mapping[str, int]:
+        """Free bytes of each device of one node; not to be kept, as it changes."""
+        return self._free.get(node, NOTHING)
+
     def copies(self, model: str, node: str) -> int:
         """Shards of this model that hold memory on this node."""
         return self._copies.get((model, node), 0)
 
-    def epoch(self, node: str) -> int:
-        """Grows with every change on the node: what was judged at an older epoch is judged again."""
-        return self._epochs.get(node, 0)
+    @property
+    def moment(self) -> int:
+        """Grows with every change; `changed_since` takes it."""
+        return len(self._changed)
+
+    def changed_since(self, moment: int) -> set[str]:
+        """The nodes on which something was taken or given since: what was judged there is judged again."""
+        return set(self._changed[moment:])
 
     def take(self, model: str, shards: Iterable[ShardAssignment]) -> None:
         """Reserve."""
@@ -50,7 +61,7 @@ class Room:
     def _move(self, model: str, shards: Iterable[ShardAssignment], sign: int) -> None:
         for shard in shards:
             self._copies[model, shard.node] = self.copies(model, shard.node) - sign
-            self._epochs[shard.node] = self._epochs.get(shard.node, 0) + 1
+            self._changed.append(shard.node)
             devices = self._free.setdefault(shard.node, {})
             for share in shard.devices:
                 devices[share.uuid] = devices.get(share.uuid, 0) + sign * share.memory

@@ -2,15 +2,50 @@
 
 import hashlib
 import re
+import unicodedata
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from fleet.records import Record, Typed
 
-ModelName = Annotated[str, Field(min_length=1, max_length=250)]
-"""A model's name for people: any text of 1 to 250 characters. `safe_id` makes the name for machines."""
+
+def _no_control(text: str) -> str:
+    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in text) or text != text.strip():
+        raise ValueError("a name has no line breaks, control characters or spaces at its ends")
+    return text
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not true or false")
+    return value
+
+
+def _readable_size(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return read(_no_bool(value))
+    except ValidationError as error:
+        raise ValueError("a size is more than 0, in bytes or with a unit such as 12GiB") from error
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=250), AfterValidator(_no_control)]
+"""A model's name for people: one line of 1 to 250 characters. `safe_id` makes the name for machines."""
+
+NotBool = BeforeValidator(_no_bool)
+
+Size = Annotated[ByteSize, Field(gt=0), WrapValidator(_readable_size)]
+"""Bytes, or text such as `12GiB`."""
 
 SAFE_ID_CHARS = 40  # room for "-<hash>", a replica's ordinal and a prefix within one 63-character label
 
@@ -160,32 +195,38 @@ class JobKind(StrEnum):
     REMOVE = "remove"
 
 
-class JobRequest(Typed):
-    """The input of a `ModelJob`, as a person types it into ctl, the CLI or the web UI."""
+class ModelRequest(Typed):
+    """What a person says about a model: the same words in a job's input and in a file of models."""
 
-    cell: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "main"
-    """The fleet that does it."""
-    kind: JobKind = JobKind.SERVE
     repo: Annotated[str, Field(min_length=1, max_length=2000)] | None = None
     """`hf:org/name@rev` (the default scheme), `file:/path`, `https://…`; a GGUF variant is `repo:Q4_K_M`."""
     name: ModelName | None = None
     """The name clients use; from the repo where it is not given."""
     engine: Engine | None = None
     """The engine that reads the weights' format where it is not given."""
-    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    gpus: Annotated[int, Field(ge=0, le=64)] = 0
-    memory: ByteSize | None = None
+    replicas: Annotated[int, Field(ge=0, le=1000), NotBool] = 1
+    gpus: Annotated[int, Field(ge=0, le=64), NotBool] = 0
+    memory: Size | None = None
     """Bytes or text such as `12GiB`, for one shard on each device; replaces the estimate."""
     priority: Annotated[int, Field(ge=0, le=100)] = 50
     constraints: Constraints = Constraints()
     scaling: Scaling | None = None
     """Replicas by demand; `replicas` then says how many to begin with."""
     rollout: Rollout = Rollout()
-    context_length: Annotated[int, Field(ge=1)] | None = None
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
+    context_length: Annotated[int, Field(ge=256), NotBool] | None = None
+    """Tokens of one request, prompt and answer together; llama.cpp gives no less than 256."""
+    concurrency: Annotated[int, Field(ge=1, le=1024), NotBool] = 4
     args: tuple[str, ...] = ()
     start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
     drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
+
+
+class JobRequest(ModelRequest):
+    """The input of a `ModelJob`, as a person types it into ctl, the CLI or the web UI."""
+
+    cell: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "main"
+    """The fleet that does it."""
+    kind: JobKind = JobKind.SERVE
 
 
 class ModelSpec(Typed):
@@ -199,7 +240,7 @@ class ModelSpec(Typed):
     shards: Annotated[int, Field(ge=1, le=64)] = 1
     """Nodes one replica spans, each with `need`: all of them or none."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    priority: Annotated[int, Field(ge=0, le=100), NotBool] = 50
     constraints: Constraints = Constraints()
     scaling: Scaling | None = None
     rollout: Rollout = Rollout()

@@ -3,7 +3,7 @@
 from fleet.reasons import Failure
 from fleet.room import room_of
 from fleet.spec import ShardNeed
-from fleet.state import CPU, HOLDING, FleetState, ModelRecord, NodeState, ReplicaState
+from fleet.state import CPU, HOLDING, FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState
 
 
 def missing(state: FleetState, model: ModelRecord) -> int:
@@ -15,6 +15,19 @@ def missing(state: FleetState, model: ModelRecord) -> int:
         for replica in state.replicas.values()
     )
     return max(0, wanted(state, model) - serving)
+
+
+def superfluous(state: FleetState, model: ModelRecord) -> list[ReplicaRecord]:
+    """What still holds memory and is to go, when all that is wanted serves."""
+    mine = [replica for replica in state.replicas.values() if replica.model == model.spec.id]
+    held = sorted((replica for replica in mine if replica.state in HOLDING), key=lambda replica: replica.id)
+    current = [
+        replica
+        for replica in held
+        if replica.spec_version == model.spec_version and replica.state is ReplicaState.SERVING
+    ]
+    kept = {replica.id for replica in current[: wanted(state, model)]}
+    return [replica for replica in held if replica.id not in kept] if len(held) > len(kept) else []
 
 
 def wanted(state: FleetState, model: ModelRecord) -> int:

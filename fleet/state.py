@@ -146,6 +146,8 @@ class ReplicaRecord(Record):
     """Requests in flight, smoothed."""
     loaded_at: float = 0.0
     """When `load` was measured."""
+    in_flight: int = 0
+    """Requests in flight as its node told last; it tells when that changes."""
     version: int = 0
 
     @property
@@ -199,6 +201,8 @@ class ModelRecord(Record):
     spec_version: int
     applied_at: float
     removing: bool = False
+    created_by: str = ""
+    """Workflow id of the job that put it into the catalog; empty once anybody else asked for it too."""
     waiting: str = ""
     """The sentence of the last placement that found no room; empty when nothing waits."""
     decision: Decision | None = None

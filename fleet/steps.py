@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from fleet.records import Record
-from fleet.state import Decision
+from fleet.state import Decision, Outcome
 
 
 class StepKind(StrEnum):
@@ -55,6 +55,38 @@ class Plan(Record):
     def quiet(self) -> bool:
         """Whether there is nothing to commit."""
         return not self.steps and not self.scaled
+
+
+KEPT_OTHERS = 3
+"""Verdicts kept beside the winners' when a placement is stored: who came closest."""
+
+KEPT_MISSES = 20
+"""Verdicts kept of a refusal; the sentence counts them all, and `ctl model explain` asks every node anew."""
+
+
+def brief(plan: Plan, most: int) -> Plan:
+    """The plan as it is stored and sent: at most `most` steps, each with few of its verdicts.
+
+    A payload holds 2 MiB, and 2,000 placements on 1,000 nodes have two million verdicts. What is cut off is planned
+    again by the next pass.
+    """
+    return plan.model_copy(update={"steps": tuple(_brief_step(step) for step in plan.steps[:most])})
+
+
+def _brief_step(step: Step) -> Step:
+    if step.decision is None:
+        return step
+    winners = {shard.node for shard in step.decision.shards}
+    won = [verdict for verdict in step.decision.verdicts if verdict.node in winners]
+    others = [verdict for verdict in step.decision.verdicts if verdict.node not in winners]
+    if winners:
+        others.sort(key=lambda verdict: -verdict.score)
+        kept = (*won, *others[:KEPT_OTHERS])
+    else:
+        # Nodes that were refused for too little come before those that were none from the start.
+        others.sort(key=lambda verdict: (verdict.outcome is Outcome.EXCLUDED, verdict.need - verdict.free))
+        kept = tuple(others[:KEPT_MISSES])
+    return step.model_copy(update={"decision": step.decision.model_copy(update={"verdicts": kept})})
 
 
 ENDS = frozenset({StepKind.STOP, StepKind.DRAIN, StepKind.SCALE_DOWN, StepKind.EVICT, StepKind.PREEMPT})

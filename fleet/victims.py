@@ -1,4 +1,4 @@
-"""Room for what does not fit: first what is going anyway, then idle models, then strictly lower priorities.
+"""Room for what does not fit: what is going anyway, a model's own old version, idle models, lower priorities.
 
 Whatever is ended, is ended only if the replica then fits; and the room it gives is kept for that replica.
 """
@@ -6,10 +6,10 @@ Whatever is ended, is ended only if the replica then fits; and the room it gives
 from typing import NamedTuple
 
 from fleet.draft import GOING_STATES, Draft
-from fleet.placement import CLOSED, judge, place
+from fleet.placement import CLOSED, Candidates, place
 from fleet.render import size
 from fleet.room import Room
-from fleet.state import Decision, ModelRecord, NodeRecord, Outcome, ReplicaRecord, ReplicaState
+from fleet.state import Decision, ModelRecord, NodeRecord, ReplicaRecord, ReplicaState
 from fleet.steps import StepKind
 
 EVICT_IDLE_S = 60.0
@@ -34,14 +34,18 @@ def make_room(draft: Draft, model: ModelRecord, replica: str) -> None:
         if other.state in GOING_STATES or (other.id in draft.ended and other.state in CAN_GO)
     ]
     ahead = _without(draft, going)
-    decision = place(model.spec, replica, ahead)
+    asked = Candidates(model.spec, ahead)
+    decision = place(model.spec, replica, ahead, asked)
     if not decision.shards:
-        freed = _evict(draft, model, replica, ahead) or _preempt(draft, model, replica, ahead)
+        freed = (
+            _recreate(draft, model, replica, ahead)
+            or _evict(draft, model, replica, ahead)
+            or _preempt(draft, model, replica, ahead, asked)
+        )
         if freed is None:
             return
         decision = freed.decision
-    # Kept for it: what is less important and comes later in this pass must not take it.
-    draft.room.take(model.spec.id, decision.shards)
+    draft.promise(model, decision.shards)
 
 
 def _without(draft: Draft, going: list[ReplicaRecord]) -> Room:
@@ -52,6 +56,25 @@ def _without(draft: Draft, going: list[ReplicaRecord]) -> Room:
     return room
 
 
+def _recreate(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed | None:
+    """The model's own older versions, where its rollout allows to stop them first."""
+    if not model.spec.rollout.recreate:
+        return None
+    old = [other for other in _standing(draft, model) if other.spec_version != model.spec_version]
+    old.sort(key=lambda other: (other.load, other.id))
+    room = ahead.copy()
+    for count, victim in enumerate(old, start=1):
+        room.give(victim.model, victim.shards)
+        decision = place(model.spec, replica, room)
+        if decision.shards:
+            victims = tuple(old[:count])
+            for gone in victims:
+                reason = f"version {model.spec_version} has no room beside it, and may recreate: {_frees(gone)}"
+                draft.end(StepKind.DRAIN, gone, reason)
+            return Freed(decision, victims)
+    return None
+
+
 def _evict(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed | None:
     """Idle models that may go to zero, the least recently used first."""
     idle = sorted(
@@ -59,16 +82,20 @@ def _evict(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed
             other
             for other in draft.models
             if other.spec.id != model.spec.id
+            and other.spec.id not in draft.placing
             and not other.removing
             and other.spec.scaling is not None
             and other.spec.scaling.min == 0
             and other.spec.priority <= model.spec.priority
-            and draft.now - max(other.used_at, other.applied_at) >= EVICT_IDLE_S
+            and draft.now - _idle_since(draft, other) >= EVICT_IDLE_S
         ),
-        key=lambda other: (max(other.used_at, other.applied_at), other.spec.id),
+        key=lambda other: (_idle_since(draft, other), other.spec.id),
     )
+    if not idle:
+        return None
     chosen: list[ModelRecord] = []
     room = ahead.copy()
+    asked = Candidates(model.spec, room)
     for other in idle:
         held = _standing(draft, other)
         if not held:
@@ -76,30 +103,40 @@ def _evict(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed
         chosen.append(other)
         for victim in held:
             room.give(victim.model, victim.shards)
-        if place(model.spec, replica, room).shards:
+        if asked.winners():
             break
     else:
         return None
     for other in list(chosen):  # whoever is not needed after all stays
-        trial = room.copy()
-        for victim in _standing(draft, other):
-            trial.take(victim.model, victim.shards)
-        if place(model.spec, replica, trial).shards:
+        held = _standing(draft, other)
+        for victim in held:
+            room.take(victim.model, victim.shards)
+        if asked.winners():
             chosen.remove(other)
-            room = trial
+            continue
+        for victim in held:
+            room.give(victim.model, victim.shards)
     victims = tuple(victim for other in chosen for victim in _standing(draft, other))
     for other in chosen:
-        draft.scale(other, 0)
+        draft.to_zero(other)
     for victim in victims:
         draft.end(StepKind.EVICT, victim, f"idle, and {model.spec.name} needs the room: {_frees(victim)}")
-    return Freed(place(model.spec, replica, room), victims)
+    return Freed(place(model.spec, replica, room, asked), victims)
+
+
+def _idle_since(draft: Draft, model: ModelRecord) -> float:
+    """When it last had something to do; a start under way, or just done, is something."""
+    held = [other for other in draft.replicas[model.spec.id] if other.state in CAN_GO]
+    if any(other.state is not ReplicaState.SERVING for other in held):
+        return draft.now
+    return max(model.used_at, model.applied_at, *(other.since for other in held))
 
 
 def _standing(draft: Draft, model: ModelRecord) -> list[ReplicaRecord]:
     return [other for other in draft.replicas[model.spec.id] if other.state in CAN_GO and other.id not in draft.acted]
 
 
-def _preempt(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed | None:
+def _preempt(draft: Draft, model: ModelRecord, replica: str, ahead: Room, asked: Candidates) -> Freed | None:
     """The nodes on which the fewest and cheapest replicas of strictly lower priority must go."""
     lower: dict[str, list[ReplicaRecord]] = {}
     for other in draft.models:
@@ -107,11 +144,13 @@ def _preempt(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Fre
             for victim in _standing(draft, other):
                 for node in victim.nodes:
                     lower.setdefault(node, []).append(victim)
+    if not lower:
+        return None
     costs = [
         (_cost(draft, victims), node, victims)
-        for node in ahead.nodes
+        for index, node in enumerate(ahead.nodes)
         if node.state not in CLOSED
-        and (victims := _for_node(draft, node, model, ahead, lower.get(node.id, []))) is not None
+        and (victims := _for_node(draft, index, ahead, asked, lower.get(node.id, []))) is not None
     ]
     label = model.spec.constraints.interconnect if model.spec.shards > 1 else ""
     groups: dict[str, list[tuple[tuple[float, ...], NodeRecord, tuple[ReplicaRecord, ...]]]] = {}
@@ -141,26 +180,27 @@ def _preempt(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Fre
 
 
 def _for_node(
-    draft: Draft, node: NodeRecord, model: ModelRecord, ahead: Room, lower: list[ReplicaRecord]
+    draft: Draft, index: int, ahead: Room, asked: Candidates, lower: list[ReplicaRecord]
 ) -> tuple[ReplicaRecord, ...] | None:
-    """The victims that must go from one node for one shard; () where it fits as it is, None where nothing helps."""
-    if judge(node, model.spec, ahead).verdict.outcome is Outcome.FITS:
-        return ()
-    room, chosen = ahead.copy(), list[ReplicaRecord]()
-    for victim in sorted(lower, key=lambda victim: _cost(draft, (victim,))):
-        chosen.append(victim)
-        room.give(victim.model, victim.shards)
-        if judge(node, model.spec, room).verdict.outcome is Outcome.FITS:
-            break
-    else:
-        return None
-    for victim in chosen[:-1]:
-        room.take(victim.model, victim.shards)
-        if judge(node, model.spec, room).verdict.outcome is Outcome.FITS:
-            chosen.remove(victim)
+    """The victims that must go from one node for one shard; () where it fits as it is, None where nothing helps.
+
+    `ahead` is as before when this returns: a copy of it for each node would cost the square of their number.
+    """
+    gone: list[ReplicaRecord] = []
+    waiting = iter(sorted(lower, key=lambda victim: _cost(draft, (victim,))))
+    while not asked.fits(index) and (victim := next(waiting, None)) is not None:
+        ahead.give(victim.model, victim.shards)
+        gone.append(victim)
+    fits = asked.fits(index)
+    for victim in gone[:-1] if fits else ():  # whoever is not needed after all stays
+        ahead.take(victim.model, victim.shards)
+        if asked.fits(index):
+            gone.remove(victim)
         else:
-            room.give(victim.model, victim.shards)
-    return tuple(chosen)
+            ahead.give(victim.model, victim.shards)
+    for victim in gone:
+        ahead.take(victim.model, victim.shards)
+    return tuple(gone) if fits else None
 
 
 def _cost(draft: Draft, victims: tuple[ReplicaRecord, ...]) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ A wish that cannot be granted raises `RefusedError`, and nothing has changed.
 from fleet.reasons import Reason, RefusedError
 from fleet.records import Record
 from fleet.spec import ModelSpec
-from fleet.state import FleetState, ModelRecord, NodeRecord, NodeState, Policy
+from fleet.state import FleetState, ModelRecord, NodeRecord, NodeState, Policy, ReplicaState
 
 
 class Applied(Record):
@@ -15,13 +15,20 @@ class Applied(Record):
     created: bool
     changed: bool
     spec_version: int
+    restarts: bool = False
+    """Whether the change makes a new version, which replaces what serves."""
+    difference: str = ""
+    """What changed in place: `replicas 3 → 1`."""
 
 
-def apply(state: FleetState, spec: ModelSpec, now: float) -> tuple[FleetState, Applied]:
-    """Put a spec into the catalog. The same spec again changes nothing but clears a given-up start: it is a retry."""
+def apply(state: FleetState, spec: ModelSpec, now: float, *, job: str = "") -> tuple[FleetState, Applied]:
+    """Put a spec into the catalog. The same spec again changes nothing but clears a given-up start: it is a retry.
+
+    `job` is who asks; a job that is cancelled may take back what it created, as long as nobody else wants it.
+    """
     old = state.models.get(spec.id)
     if old is None:
-        record = ModelRecord(spec=spec, spec_version=1, applied_at=now, version=1)
+        record = ModelRecord(spec=spec, spec_version=1, applied_at=now, version=1, created_by=job)
         return state.with_model(record), Applied(created=True, changed=True, spec_version=1)
     if old.removing:
         raise RefusedError(Reason.BAD_INPUT, f"model {spec.name} is being removed: apply it again when it is gone")
@@ -36,12 +43,29 @@ def apply(state: FleetState, spec: ModelSpec, now: float) -> tuple[FleetState, A
             "spec_version": old.spec_version + restarts,
             "applied_at": now if changed else old.applied_at,
             "waiting": "" if changed else old.waiting,
+            "created_by": old.created_by if job == old.created_by else "",
             "scaled": old.scaled if spec.scaling is not None else None,
             "version": old.version + 1,
         }
     )
     state = retry(state.with_model(record), spec.name, now)
-    return state, Applied(created=False, changed=changed, spec_version=record.spec_version)
+    return state, Applied(
+        created=False,
+        changed=changed,
+        spec_version=record.spec_version,
+        restarts=restarts,
+        difference=_difference(old.spec, spec),
+    )
+
+
+def _difference(old: ModelSpec, new: ModelSpec) -> str:
+    pairs = ((name, getattr(old, name), getattr(new, name)) for name in ("replicas", "priority", "scaling", "rollout"))
+    said = [
+        f"{name} {before} → {after}" if isinstance(after, int) else name
+        for name, before, after in pairs
+        if before != after
+    ]
+    return ", ".join(said) or "details"
 
 
 def retry(state: FleetState, name: str, now: float) -> FleetState:
@@ -59,6 +83,15 @@ def remove(state: FleetState, name: str) -> FleetState:
     model = find_model(state, name)
     record = model.model_copy(update={"removing": True, "waiting": "", "version": model.version + 1})
     return state.with_model(record).forget_removed(model.spec.id)
+
+
+def abandon(state: FleetState, name: str, job: str) -> FleetState:
+    """A cancelled job takes back what it created, unless somebody else asked for it too or it serves already."""
+    model = next((m for m in state.models.values() if name in (m.spec.name, m.spec.id)), None)
+    if model is None or model.created_by != job or model.removing:
+        return state
+    serves = any(r.model == model.spec.id and r.state is ReplicaState.SERVING for r in state.replicas.values())
+    return state if serves else remove(state, name)
 
 
 def scale(state: FleetState, name: str, replicas: int) -> FleetState:

@@ -15,6 +15,7 @@ import uvicorn
 
 from gateway.app import build_app
 from gateway.balance import Balance
+from gateway.hold import Hold
 from gateway.relay import Relay, relay_client
 from gateway.routes import FleetRoutes, RouteTable
 from runtime import tracing
@@ -75,11 +76,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _serve(config: ServerConfig, listener: socket.socket) -> None:
     balance = Balance(time.monotonic)
-    table = RouteTable(FleetRoutes(config.cell), balance)
+    fleet = FleetRoutes(config.cell)
+    table = RouteTable(fleet, balance)
+    hold = Hold(table, fleet, config.gateway.wait_for_start_s)
     async with relay_client() as client:
         server = _Server(
             uvicorn.Config(
-                build_app(table, Relay(client, balance)),
+                build_app(table, Relay(client, balance), hold),
                 lifespan="off",
                 log_config=None,
                 log_level="warning",

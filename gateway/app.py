@@ -15,8 +15,17 @@ from starlette.routing import Route as Path
 from starlette.types import Receive, Scope, Send
 
 from activities.contract import Route
-from gateway.errors import BadRequestError, GatewayError, NotReadyError, UnknownModelError, http_error
-from gateway.relay import ClientGoneError, Relay, Wanted
+from gateway.client import ClientGoneError
+from gateway.errors import (
+    BadRequestError,
+    GatewayError,
+    NotReadyError,
+    UnknownModelError,
+    UnreachableError,
+    http_error,
+)
+from gateway.hold import Hold
+from gateway.relay import Relay, Wanted
 from gateway.routes import RouteTable
 
 MAX_BODY = 32 * 1024**2
@@ -26,7 +35,7 @@ PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+")
 """Only paths that no engine can read as another one: no `..`, no escapes, no empty segments."""
 
 
-def build_app(table: RouteTable, relay: Relay) -> Starlette:
+def build_app(table: RouteTable, relay: Relay, hold: Hold) -> Starlette:
     """The front door as an ASGI application; whoever runs it also runs `table.poll()`."""
 
     async def health(_: Request) -> Response:
@@ -46,18 +55,19 @@ def build_app(table: RouteTable, relay: Relay) -> Starlette:
             Path("/health", health),
             Path("/v1/models", models),
             Path("/v1/models/{model:path}", model),
-            Path("/v1/{path:path}", Door(table, relay), methods=["POST"]),
+            Path("/v1/{path:path}", Door(table, relay, hold), methods=["POST"]),
         ],
         exception_handlers={GatewayError: _on_gateway_error, HTTPException: _on_http_error},
     )
 
 
 class Door:
-    """POST /v1/*: reads which model is meant and passes the request on."""
+    """POST /v1/*: reads which model is meant and passes the request on, once a replica serves it."""
 
-    def __init__(self, table: RouteTable, relay: Relay) -> None:
+    def __init__(self, table: RouteTable, relay: Relay, hold: Hold) -> None:
         self._table = table
         self._relay = relay
+        self._hold = hold
         self._tracer = trace.get_tracer("llmgw.gateway")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,9 +89,7 @@ class Door:
             set_status_on_exception=False,
         ) as span:
             try:
-                route = await _route(self._table, model)
-                _need_endpoint(route)
-                status = await self._relay.pass_on(wanted, route, receive, send)
+                status = await self._pass_on(wanted, model, receive, send)
             except ClientGoneError:
                 span.set_attribute("llmgw.client_gone", True)
                 return
@@ -94,6 +102,28 @@ class Door:
             span.set_attribute("http.response.status_code", status)
             if status >= 500:
                 span.set_status(trace.StatusCode.ERROR, f"the engine answered {status}")
+
+    async def _pass_on(self, wanted: Wanted, model: str, receive: Receive, send: Send) -> int:
+        route = await self._ready(wanted, await _route(self._table, model), receive)
+        try:
+            return await self._relay.pass_on(wanted, route, receive, send)
+        except UnreachableError:
+            # They may have gone since the routes were read, as when the model went to zero just now.
+            await self._table.refresh()
+            fresh = await _route(self._table, model)
+            if fresh.endpoints and set(fresh.endpoints) <= set(route.endpoints):
+                raise
+        route = await self._ready(wanted, fresh, receive)
+        return await self._relay.pass_on(wanted, route, receive, send)
+
+    async def _ready(self, wanted: Wanted, route: Route, receive: Receive) -> Route:
+        if route.endpoints:
+            return route
+        began = time.monotonic()
+        try:
+            return await self._hold.ready(route, len(wanted.body), receive)
+        finally:
+            trace.get_current_span().set_attribute("llmgw.held_s", round(time.monotonic() - began, 3))
 
 
 def _target(scope: Scope) -> str:
@@ -144,12 +174,6 @@ async def _route(table: RouteTable, model: str) -> Route:
 def _need_routes(table: RouteTable) -> None:
     if table.trouble and not table.all():
         raise NotReadyError("routes_unknown", table.trouble)
-
-
-def _need_endpoint(route: Route) -> None:
-    if not route.endpoints:
-        why = route.waiting or "no replica is ready yet"
-        raise NotReadyError("model_not_ready", f"{route.model} cannot answer now: {why}")
 
 
 def _model(route: Route) -> dict[str, object]:

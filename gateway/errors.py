@@ -17,6 +17,7 @@ class GatewayError(Exception):
      ├─ UnknownModelError      404: no model has that name
      ├─ NotReadyError          503: known, or perhaps known, but nothing can answer now
      └─ UpstreamError          502, 504: the replicas could not be reached or broke off
+         └─ UnreachableError   502: no connection came about, so that nothing was sent
     """
 
     kind = "server_error"
@@ -72,6 +73,17 @@ class NotReadyError(GatewayError):
 
 class UpstreamError(GatewayError):
     """The replicas could not be reached, or one broke off."""
+
+
+class UnreachableError(UpstreamError):
+    """No replica could be connected to; the request has reached none of them."""
+
+    def __init__(self, model: str, tried: int) -> None:
+        super().__init__(
+            502,
+            "upstream_unreachable",
+            f"none of the {tried} replicas of {model} can be reached: try again in a few seconds",
+        )
 
 
 def http_error(status: int, detail: str, headers: Mapping[str, str] | None) -> Response:

@@ -1,6 +1,5 @@
 """One request on its way: to the best replica, on to another where that one cannot be reached, and back as a stream."""
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from starlette.types import Receive, Send
 
 from activities.contract import Route
 from gateway.balance import Balance
-from gateway.errors import GatewayError, UpstreamError
+from gateway.client import unless_gone
+from gateway.errors import GatewayError, UnreachableError, UpstreamError
 
 CONNECT_S = 3.0
 """A node answers a connection within milliseconds; one that lost its power never does."""
@@ -63,10 +63,6 @@ class Wanted:
     body: bytes
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before it had its answer."""
-
-
 class Relay:
     """Passes requests on. `client` must not follow redirects nor read proxies from the environment."""
 
@@ -79,18 +75,7 @@ class Relay:
 
         Raises GatewayError while nothing has been sent, and ClientGoneError, after the engine's request is closed.
         """
-        answer = asyncio.create_task(self._answer(wanted, route, send))
-        gone = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise ClientGoneError
-            return answer.result()
-        finally:
-            answer.cancel()
-            gone.cancel()
-            # The engine must have been told before this request counts as over.
-            await asyncio.gather(answer, gone, return_exceptions=True)
+        return await unless_gone(receive, self._answer(wanted, route, send))
 
     async def _answer(self, wanted: Wanted, route: Route, send: Send) -> int:
         tried: set[str] = set()
@@ -106,11 +91,7 @@ class Relay:
                 finally:
                     await response.aclose()
                 return response.status_code
-        raise UpstreamError(
-            502,
-            "upstream_unreachable",
-            f"none of the {len(tried)} replicas of {route.model} can be reached: try again in a few seconds",
-        )
+        raise UnreachableError(route.model, len(tried))
 
     async def _open(self, wanted: Wanted, model: str, endpoint: str) -> httpx.Response | None:
         """The engine's answer up to its headers; None where no connection came about.
@@ -177,8 +158,3 @@ async def _return(response: httpx.Response, model: str, send: Send) -> None:
 
 def _broke_off(model: str) -> GatewayError:
     return UpstreamError(502, "upstream_broke_off", f"the replica of {model} broke off in the middle of its answer")
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,17 +1,20 @@
-"""Which models there are and where they can be reached, kept fresh from the Fleet workflow."""
+"""Which models there are and where they can be reached, kept fresh from the Fleet workflow; and the way to ask it."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import (
     QUERY_ROUTES,
+    SIGNAL_WANTED,
+    NameArg,
     Route,
     Routes,
     fleet_id,
@@ -30,6 +33,8 @@ REACH_S = 3.0
 
 log = logging.getLogger(__name__)
 
+AnswerT = TypeVar("AnswerT")
+
 
 class RoutesUnknownError(Exception):
     """The routes cannot be read now; the text is one sentence that says why."""
@@ -43,35 +48,41 @@ class RouteSource(Protocol):
 
 
 class FleetRoutes:
-    """The routes of one cell's Fleet; connects to Temporal on first use, and again until it is there."""
+    """One cell's Fleet; connects to Temporal on first use, and again until it is there."""
 
     def __init__(self, cell: str) -> None:
         self._cell = cell
         self._client: Client | None = None
 
     async def routes(self) -> Routes:
+        timeout = timedelta(seconds=ANSWER_S)
+        found = await self._ask(lambda fleet: fleet.query(QUERY_ROUTES, result_type=Routes, rpc_timeout=timeout))
+        return found or Routes(routes=())  # no Fleet yet: nothing was ever served here
+
+    async def wanted(self, model: str) -> None:
+        """Tell the fleet that somebody asks for a model that no replica serves. Raises RoutesUnknownError."""
+        timeout = timedelta(seconds=ANSWER_S)
+        await self._ask(lambda fleet: fleet.signal(SIGNAL_WANTED, NameArg(name=model), rpc_timeout=timeout))
+
+    async def _ask(self, ask: Callable[[WorkflowHandle[Any, Any]], Awaitable[AnswerT]]) -> AnswerT | None:
+        """What Fleet answers; None where there is no Fleet."""
         try:
             async with asyncio.timeout(REACH_S):
-                return await self._ask()
+                if self._client is None:
+                    self._client = await connect()
+                return await ask(self._client.get_workflow_handle(fleet_id(self._cell)))
         except UnreachableError as error:
             raise RoutesUnknownError(str(error)) from error
         except TimeoutError as error:
             raise RoutesUnknownError(self._silent()) from error
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
-                return Routes(routes=())  # no Fleet yet: nothing was ever served here
+                return None
             if error.status in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
                 raise RoutesUnknownError(self._silent()) from error
             raise RoutesUnknownError(f"Temporal answers {error.status.name.lower()}: {error.message}") from error
         except TemporalError as error:
-            raise RoutesUnknownError(f"{fleet_id(self._cell)} does not tell its routes: {error}") from error
-
-    async def _ask(self) -> Routes:
-        if self._client is None:
-            self._client = await connect()
-        handle = self._client.get_workflow_handle(fleet_id(self._cell))
-        routes: Routes = await handle.query(QUERY_ROUTES, result_type=Routes, rpc_timeout=timedelta(seconds=ANSWER_S))
-        return routes
+            raise RoutesUnknownError(f"{fleet_id(self._cell)} does not answer: {error}") from error
 
     def _silent(self) -> str:
         # From here a server that is away and one without a worker look the same.
@@ -94,10 +105,14 @@ class RouteTable:
         """Every model in the catalog, by name."""
         return tuple(self._routes[name] for name in sorted(self._routes))
 
-    async def find(self, model: str) -> Route | None:
-        """The model's route; where there is none or it has no endpoint, the source is asked again first."""
+    async def find(self, model: str, max_age_s: float = 0.0) -> Route | None:
+        """The model's route; where there is none or it has no endpoint, the source is asked again first.
+
+        Not where it was asked less than `max_age_s` ago: many who wait for the same then ask together.
+        """
         route = self._routes.get(model)
-        if route is None or not route.endpoints:
+        missing = route is None or not route.endpoints
+        if missing and time.monotonic() - self._asked_at >= max_age_s:
             await self.refresh()
         return self._routes.get(model)
 

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -81,6 +82,8 @@ class GatewayConfig(Section):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    wait_for_start_s: Annotated[float, Field(ge=0)] = 60.0
+    """How long a request for a model that no replica serves is held while one starts."""
 
 
 class ServerConfig(Section):
@@ -138,10 +141,35 @@ class AgentConfig(Section):
 
 
 SectionT = TypeVar("SectionT", bound=Section)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def load(path: Path, kind: type[SectionT]) -> SectionT:
-    """Read a YAML file into its model. Paths in it are relative to the file. Raises ConfigError."""
+@dataclass(frozen=True)
+class Document:
+    """A YAML file that holds keys and values, and where in it each of them stands."""
+
+    path: Path
+    tree: yaml.Node | None
+    data: Mapping[str, object]
+
+    def parse(self, kind: type[ModelT]) -> ModelT:
+        """The file as a model. Raises ConfigError with a line for each thing that is wrong."""
+        try:
+            return kind.model_validate(self.data)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            raise ConfigError(
+                "\n".join(self.complaint(detail["loc"], _say(detail["type"], detail["msg"])) for detail in details)
+            ) from error
+
+    def complaint(self, location: tuple[int | str, ...], what: str) -> str:
+        """`models.yaml:3: models.0.replcas: unknown key; …`: what is wrong, with the file, the line and the key."""
+        key = ".".join(str(part) for part in location) or "file"
+        return f"{self.path}:{_line(self.tree, location)}: {key}: {what}"
+
+
+def read(path: Path) -> Document:
+    """Read a YAML file. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -159,23 +187,18 @@ def load(path: Path, kind: type[SectionT]) -> SectionT:
         data = {}
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path}:1: must be keys and values, not {type(data).__name__}")
-    try:
-        config = kind.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_complaints(path, tree, error))) from error
-    return _resolve_paths(config, path.resolve().parent)
+    return Document(path, tree, data)
 
 
-def _complaints(path: Path, tree: yaml.Node | None, error: ValidationError) -> list[str]:
-    return [
-        f"{path}:{_line(tree, detail['loc'])}: {'.'.join(str(part) for part in detail['loc']) or 'file'}: "
-        f"{_say(detail['type'], detail['msg'])}"
-        for detail in error.errors(include_url=False)
-    ]
+def load(path: Path, kind: type[SectionT]) -> SectionT:
+    """Read a YAML file into its model. Paths in it are relative to the file. Raises ConfigError."""
+    return _resolve_paths(read(path).parse(kind), path.resolve().parent)
 
 
 def _say(kind: str, message: str) -> str:
-    return "unknown key; remove it or correct its name" if kind == "extra_forbidden" else message
+    if kind == "extra_forbidden":
+        return "unknown key; remove it or correct its name"
+    return message.removeprefix("Value error, ")
 
 
 def _line(tree: yaml.Node | None, location: tuple[int | str, ...]) -> int:

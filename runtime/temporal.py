@@ -5,8 +5,9 @@ translation of our errors, and the OpenTelemetry plugin where tracing is on.
 """
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from opentelemetry import trace
@@ -25,11 +26,18 @@ from temporalio.service import RPCError
 from temporalio.worker import WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from fleet.inputs import input_sentence
 from fleet.reasons import Reason
 from runtime.interceptors import ActivityInterceptor
+from runtime.payloads import LargePayloads
 
 BAD_INPUT = Reason.BAD_INPUT.value
 DEFAULT_ADDRESS = "127.0.0.1:7233"
+
+CONNECT_S = 5.0
+"""To connect takes milliseconds, and a second across the world. What accepts and stays silent never ends by itself."""
+LISTEN_S = 1.0
+"""For a look whether anything listens at all."""
 
 LISTED_ATTEMPTS, LISTED_AGAIN_S = 300, 0.1
 """How long a new search attribute may take to be known: 0.1 s on the dev server, seconds on a cluster."""
@@ -61,14 +69,6 @@ class StrictPayloadConverter(PydanticPayloadConverter):
             raise ApplicationError(input_sentence(error), type=BAD_INPUT, non_retryable=True) from None
 
 
-def input_sentence(error: ValidationError) -> str:
-    """One line for one wrong input: `replcas: Extra inputs are not permitted; …`. Never repeats the input itself."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in detail['loc']) or 'input'}: {detail['msg']}"
-        for detail in error.errors(include_url=False, include_input=False)
-    )
-
-
 def plugins() -> list[Any]:
     """What every client and worker is made with. Call it after `runtime.tracing.install`."""
     found: list[Any] = [llmgw_plugin()]
@@ -81,7 +81,7 @@ def llmgw_plugin() -> SimplePlugin:
     """Converter, errors and sandbox."""
     return SimplePlugin(
         "llmgw",
-        data_converter=DataConverter(payload_converter_class=StrictPayloadConverter),
+        data_converter=DataConverter(payload_converter_class=StrictPayloadConverter, payload_codec=LargePayloads()),
         interceptors=[ActivityInterceptor()],
         workflow_runner=_with_pass_through,
         workflow_failure_exception_types=[ValidationError],
@@ -105,13 +105,37 @@ async def connect(address: str = "", *, namespace: str = "", profile: str = "") 
     target = settings.address or address or DEFAULT_ADDRESS
     space = settings.namespace or namespace or "default"
     chosen = dataclasses.replace(settings, address=target, namespace=space)
+    return await _connected(target, Client.connect(**chosen.to_client_connect_config(), plugins=plugins()))
+
+
+async def connect_exactly(address: str, namespace: str) -> Client:
+    """Connect to this address, whatever the settings of the environment say. Raises UnreachableError."""
+    return await _connected(address, Client.connect(address, namespace=namespace, plugins=plugins()))
+
+
+async def _connected(target: str, connecting: Coroutine[Any, Any, Client]) -> Client:
     try:
-        return await Client.connect(**chosen.to_client_connect_config(), plugins=plugins())
-    except (RPCError, RuntimeError) as error:
-        raise UnreachableError(
-            f"Temporal is not reachable at {target}: start it (`./ctl up`), or set TEMPORAL_ADDRESS or "
-            f"TEMPORAL_PROFILE to where it runs"
-        ) from error
+        return await asyncio.wait_for(connecting, CONNECT_S)
+    except (RPCError, RuntimeError, TimeoutError) as error:
+        where = "set TEMPORAL_ADDRESS or TEMPORAL_PROFILE to where it runs"
+        if isinstance(error, TimeoutError) and await _listens(target):
+            raise UnreachableError(
+                f"something listens at {target}, but it does not answer as Temporal does: see what holds the port, "
+                f"or {where}"
+            ) from error
+        raise UnreachableError(f"Temporal is not reachable at {target}: start it (`./ctl up`), or {where}") from error
+
+
+async def _listens(target: str) -> bool:
+    host, _, port = target.rpartition(":")
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), LISTEN_S)
+    except (OSError, ValueError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 async def register_search_attributes(client: Client, names: Sequence[str]) -> None:

@@ -76,6 +76,13 @@ def verified(directory: Path, files: Sequence[ModelFile]) -> bool:
     return _recorded(directory, files) is not None
 
 
+async def discard(directory: Path) -> None:
+    """Remove what `fetch` brought, whole or partial; a fetch that is under way is waited for."""
+    async with _locked(directory):
+        for path in (directory, directory.with_name(f"{directory.name}.partial")):
+            await in_thread(shutil.rmtree, path, ignore_errors=True)
+
+
 class _Visit:
     """One fetch under the lock: the partial directory, and how far it is."""
 

@@ -27,7 +27,7 @@ from activities.contract import (
 )
 from activities.place import Place
 from fleet.reasons import StepError
-from fleet.spec import Engine, Format, ResolvedModel, ShardNeed
+from fleet.spec import Engine, Format, ResolvedModel, ShardNeed, Weights
 from fleet.state import FleetState, Policy, ReplicaRecord, ReplicaState
 from tests.fleets import GIB, weights
 from tests.light_node import LightNode
@@ -60,6 +60,10 @@ class Answers:
         return MirrorResult(
             outcome="copied", copied_bytes=GIB, seconds=2.0, weights=weights(request.resolved.repo[-8:])
         )
+
+    @activity.defn(name=contract.DISCARD_WEIGHTS)
+    async def discard_weights(self, request: Weights) -> None:
+        self.called(contract.DISCARD_WEIGHTS)
 
     @activity.defn(name=contract.CHECK_FIT)
     async def check_fit(self, request: CheckRequest) -> CheckResult:
@@ -95,8 +99,8 @@ class Cell:
         snapshot: Snapshot = await self.fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
         return snapshot.state
 
-    async def start(self, request: dict[str, Any] | None) -> WorkflowHandle[Any, JobResult]:
-        body = None if request is None else {"cell": self.name, **request}
+    async def start(self, request: Any) -> WorkflowHandle[Any, JobResult]:
+        body = {"cell": self.name, **request} if isinstance(request, dict) else request
         handle: WorkflowHandle[Any, JobResult] = await self.client.start_workflow(
             contract.MODEL_JOB_WORKFLOW,
             *([] if body is None else [body]),
@@ -132,7 +136,14 @@ async def control_plane(
     """A worker with everything and a running Fleet in a cell of its own; all its workflows are ended afterwards."""
     cell = Cell(client, answers or Answers())
     said = cell.answers
-    calls = [said.resolve_model, said.mirror_model, said.check_fit, said.smoke_test, Place(client).place]
+    calls = [
+        said.resolve_model,
+        said.mirror_model,
+        said.discard_weights,
+        said.check_fit,
+        said.smoke_test,
+        Place(client).place,
+    ]
     worker = Worker(
         client,
         task_queue=contract.CONTROL_QUEUE,

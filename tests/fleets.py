@@ -19,9 +19,16 @@ def weights(name: str = "m", size: int = GIB) -> Weights:
 
 
 def spec(
-    name: str = "m", *, memory: int = GIB, gpus: int = 0, replicas: int = 1, priority: int = 50, context: int = 2048
+    name: str = "m",
+    *,
+    memory: int = GIB,
+    gpus: int = 0,
+    replicas: int = 1,
+    priority: int = 50,
+    context: int = 2048,
+    **more: object,
 ) -> ModelSpec:
-    return ModelSpec(
+    fields: dict[str, object] = dict(
         name=name,
         repo=f"file:/models/{name}.gguf",
         engine=Engine.LLAMACPP,
@@ -30,7 +37,9 @@ def spec(
         replicas=replicas,
         priority=priority,
         context_length=context,
+        **more,
     )
+    return ModelSpec.model_validate(fields)
 
 
 def inventory(

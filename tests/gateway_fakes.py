@@ -18,6 +18,7 @@ from starlette.routing import Route as Path_
 from activities.contract import Route, Routes
 from gateway.app import build_app
 from gateway.balance import Balance
+from gateway.hold import MAX_HELD, Hold
 from gateway.relay import Relay, relay_client
 from gateway.routes import RoutesUnknownError, RouteTable
 from tests.waiting import until
@@ -30,6 +31,8 @@ class Source:
         self.now: dict[str, Route] = {}
         self.trouble = ""
         self.asked = 0
+        self.called: list[str] = []
+        """Models that were asked for without a replica."""
 
     def set(self, model: str, *endpoints: str, waiting: str = "") -> None:
         self.now[model] = Route(model=model, endpoints=endpoints, waiting=waiting)
@@ -40,6 +43,12 @@ class Source:
         if self.trouble:
             raise RoutesUnknownError(self.trouble)
         return Routes(routes=tuple(self.now.values()))
+
+    async def wanted(self, model: str) -> None:
+        self.called.append(model)
+        await asyncio.sleep(0)
+        if self.trouble:
+            raise RoutesUnknownError(self.trouble)
 
 
 class Engine:
@@ -126,11 +135,12 @@ def free_port() -> int:
 class Front:
     """A running gateway with its parts within reach."""
 
-    def __init__(self, url: str, source: Source, balance: Balance, table: RouteTable) -> None:
+    def __init__(self, url: str, source: Source, balance: Balance, table: RouteTable, hold: Hold) -> None:
         self.url = url
         self.source = source
         self.balance = balance
         self.table = table
+        self.hold = hold
         self.client = httpx.AsyncClient(base_url=url, trust_env=False, timeout=10)
 
     async def chat(self, model: str, **more: Any) -> httpx.Response:
@@ -138,11 +148,12 @@ class Front:
 
 
 @asynccontextmanager
-async def gateway() -> AsyncIterator[Front]:
+async def gateway(wait_for_start_s: float = 0, max_held: int = MAX_HELD) -> AsyncIterator[Front]:
     source, balance = Source(), Balance(time.monotonic)
     table = RouteTable(source, balance)
-    async with relay_client() as client, serving(build_app(table, Relay(client, balance))) as url:
-        front = Front(url, source, balance, table)
+    hold = Hold(table, source, wait_for_start_s, max_held=max_held)
+    async with relay_client() as client, serving(build_app(table, Relay(client, balance), hold)) as url:
+        front = Front(url, source, balance, table, hold)
         async with front.client:
             yield front
 

@@ -69,6 +69,7 @@ class LightNode:
         self.start = start
         self.terms = terms or LeaseTerms(heartbeat_timeout_s=2, grace_s=1)
         self.incarnation = uuid.uuid4().hex[:12]
+        self.machine = ""
         self.inventory = Inventory(
             address="127.0.0.1",
             devices=(Device(uuid=CPU, total=memory),),
@@ -110,6 +111,7 @@ class LightNode:
                 incarnation=self.incarnation,
                 inventory=self.inventory,
                 shards=tuple(self.running.values()),
+                machine=self.machine,
             ),
             start_workflow_operation=WithStartWorkflowOperation(
                 node_contract.NODE_WORKFLOW,

@@ -64,6 +64,10 @@ class System:
         path = self.write(f"{node}.yaml", config)
         self._spawn(node, [sys.executable, "-m", "agent", "--config", str(path), *flags])
 
+    def start_gateway(self, port: int, **settings: Any) -> None:
+        path = self.write("gateway.yaml", {"mirror": {"path": "mirror"}, "gateway": {"port": port, **settings}})
+        self._spawn("gateway", [sys.executable, "-m", "gateway", "--config", str(path)])
+
     def write(self, name: str, config: dict[str, Any]) -> Path:
         path = self.home / name
         path.write_text(yaml.safe_dump(config))
@@ -109,6 +113,11 @@ class System:
     async def state(self) -> FleetState:
         snapshot: Snapshot = await self.fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
         return snapshot.state
+
+    async def serves(self, count: int) -> bool:
+        """Whether so many replicas serve, and there are no others."""
+        states = [replica.state for replica in (await self.state()).replicas.values()]
+        return states == [ReplicaState.SERVING] * count
 
     async def ready(self, *nodes: str) -> None:
         """Wait until Fleet runs and these nodes are members."""

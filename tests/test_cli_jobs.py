@@ -1,13 +1,10 @@
 """ctl against a real Temporal with toy workflows: what it starts, shows, and says when something fails."""
 
-import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -35,15 +32,16 @@ from activities.contract import (
     StepStatus,
     fleet_id,
 )
-from cli.jobs import job_prefix, job_workflow_id, repo_argument
+from cli.job_status import with_prefix
+from cli.jobs import job_prefix, repo_argument
 from fleet.reasons import Failure, Reason
 from fleet.spec import JobKind, JobRequest
 from fleet.steps import Step, StepKind
 from runtime.temporal import plugins, register_search_attributes
+from tests.ctl import Ctl, ctl_environment
 from tests.fleets import fleet, inventory, spec
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parent.parent
 TEMPORAL = Path(sys.executable).parent / "temporal"
 BROKEN = Failure(reason=Reason.WEIGHTS_UNREADABLE, detail="/m.gguf is no GGUF file")
 
@@ -106,33 +104,6 @@ class OneStep:
     async def run(self, input: dict[str, str]) -> PassPlan:
         step = Step(kind=StepKind.DRAIN, reason=f"asked in {input['cell']}", model="m", replica="m-0")
         return PassPlan(steps=(step,))
-
-
-@dataclass(frozen=True)
-class Ctl:
-    """Runs ctl as a person would, against one Temporal."""
-
-    environment: dict[str, str]
-
-    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-P", "-m", "cli", *arguments),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    async def run(self, *arguments: str) -> tuple[int | None, str, str]:
-        process = await self.start(*arguments)
-        out, err = await process.communicate()
-        return process.returncode, out.decode(), err.decode()
-
-
-def ctl_environment(home: Path, address: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TEMPORAL_", "LLMGW_"))}
-    return {**kept, "LLMGW_HOME": str(home), "TEMPORAL_ADDRESS": address, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +193,7 @@ async def test_listings_and_status(ctl: Ctl) -> None:
     code, out, _ = await ctl.run("status", "--json")
     status = json.loads(out)
     assert set(status) == {
-        "home", "processes", "temporal", "ui", "gateway", "problem", "nodes", "models", "waiting",
+        "home", "processes", "temporal", "ui", "gateway", "problem", "brake", "nodes", "models", "waiting",
     }  # fmt: skip
     assert [process["state"] for process in status["processes"]] == ["stopped"] * 4
     assert status["nodes"][0]["id"] == "n1"
@@ -248,6 +219,9 @@ async def test_a_pass_shows_its_steps(ctl: Ctl) -> None:
         (("model", "serve", "x", "--replicas", "-1"), 2, "replicas: Input should be greater than or equal to 0"),
         (("model", "serve", "x", "--memory", "lots"), 2, "memory: "),
         (("model", "serve"), 2, "Missing argument"),
+        (("model", "serve", "x", "--label", "zone"), 2, "--label: 'zone' is not KEY=VALUE, such as zone=a"),
+        (("model", "serve", "x", "--min", "3", "--max", "2"), 2, "min 3 is more than max 2"),
+        (("model", "serve", "x", "--max-surge", "0"), 2, "nothing could ever be replaced"),
         (("up", "--port", "70000"), 2, "Input should be less than or equal to 65535"),
     ],
 )
@@ -314,6 +288,6 @@ def test_the_id_of_a_job(request_: JobRequest, prefix: str) -> None:
 
 
 def test_a_job_can_be_named_without_its_prefix() -> None:
-    assert job_workflow_id("serve/m/1") == "job/serve/m/1"
-    assert job_workflow_id("job/serve/m/1") == "job/serve/m/1"
-    assert job_workflow_id("started-elsewhere") == "started-elsewhere"
+    assert with_prefix("serve/m/1") == "job/serve/m/1"
+    assert with_prefix("job/serve/m/1") == "job/serve/m/1"
+    assert with_prefix("started-elsewhere") == "started-elsewhere"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.ctl import Ctl
 from tests.test_cli_embedded import free_ports
-from tests.test_cli_jobs import Ctl
 
 ROOT = Path(__file__).resolve().parent.parent
 

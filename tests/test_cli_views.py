@@ -14,6 +14,7 @@ from cli.views import (
     NODE_COLUMNS,
     REPLICA_COLUMNS,
     ModelState,
+    clock,
     model_row,
     model_views,
     node_row,
@@ -23,12 +24,12 @@ from cli.views import (
     waiting_views,
 )
 from fleet.commits import commit
-from fleet.facts import ReplicaEvent, replica_changed
+from fleet.facts import Load, ReplicaEvent, loaded, replica_changed
 from fleet.planning import plan
 from fleet.reasons import Failure, Reason
-from fleet.spec import JobKind
+from fleet.spec import JobKind, Scaling
 from fleet.state import FleetState, ReplicaState
-from fleet.wishes import remove, scale
+from fleet.wishes import cordon, drain_node, remove, scale
 from tests.fleets import GIB, fleet, inventory, spec
 
 CORRUPT = Failure(reason=Reason.WEIGHTS_MISSING, detail="model.gguf is gone", node="n1")
@@ -56,6 +57,7 @@ def test_a_node_as_json() -> None:
         "id": "n1",
         "state": "ready",
         "since": 1.0,
+        "drain_until": 0.0,
         "cause": "",
         "address": "127.0.0.1",
         "cpus": 1,
@@ -83,6 +85,7 @@ def test_a_model_as_json() -> None:
         "repo": "file:/models/m.gguf",
         "engine": "llamacpp",
         "replicas": 1,
+        "scaling": None,
         "serving": 1,
         "priority": 50,
         "context_length": 2048,
@@ -106,13 +109,38 @@ def test_a_replica_as_json() -> None:
         "generation": 1,
         "nodes": ["n1"],
         "endpoint": "http://127.0.0.1:21000",
+        "load": 0.0,
         "since": 4.0,
         "failure": None,
         "given_up": False,
         "trace": "00-ab-cd-01",
     }
-    assert replica_row(view) == ("m-0", "m", "serving", "1", "n1", "http://127.0.0.1:21000", "")
+    assert replica_row(view) == ("m-0", "m", "serving", "1", "0.0", "n1", "http://127.0.0.1:21000", "")
     assert len(replica_row(view)) == len(REPLICA_COLUMNS)
+
+
+def test_a_model_that_scales_by_demand_shows_its_numbers() -> None:
+    state = fleet({"n1": inventory()}, spec("m", scaling=Scaling(min=0, max=4)))
+    [view] = model_views(state.with_model(state.models["m"].model_copy(update={"scaled": 2})))
+    assert (view.replicas, view.model_dump()["scaling"]) == (2, {"min": 0, "max": 4})
+    assert model_row(view)[2] == "0/2 (0..4)"
+    [idle] = model_views(state.with_model(state.models["m"].model_copy(update={"scaled": 0})))
+    assert idle.state is ModelState.STOPPED
+
+
+def test_a_node_that_drains_shows_its_deadline() -> None:
+    [view] = node_views(drain_node(serving(), "n1", 60.0, 10.0))
+    assert (view.state, view.drain_until) == ("draining", 70.0)
+    assert node_row(view)[1] == f"draining until {clock(70.0)}"
+    [over] = node_views(cordon(drain_node(serving(), "n1", 60.0, 10.0), "n1", False, 20.0))
+    assert (over.state, over.drain_until) == ("ready", 0.0)
+
+
+def test_a_replica_shows_its_load() -> None:
+    state = loaded(serving(), "n1", "i1", (Load(replica="m-0", generation=1, in_flight=3),), 5.0)
+    [view] = replica_views(state)
+    assert view.load == 3.0
+    assert replica_row(view)[REPLICA_COLUMNS.index("LOAD")] == "3.0"
 
 
 def failed() -> FleetState:

@@ -99,6 +99,25 @@ def test_a_changed_lock_is_taken_and_tests_have_a_lock_of_their_own(made: Checko
     assert made.run("test")[2] == ""
 
 
+def test_the_help_of_test_installs_nothing(tmp_path: Path, made: Checkout) -> None:
+    other = Checkout(tmp_path / "other")
+    shutil.copytree(made.root, other.root, symlinks=True)
+    (other.root / ".venv" / "llmgw-stamp").unlink()
+    assert other.run("x")[2] == "ctl: setting up .venv from requirements/runtime.txt\n"
+    code, out, err = other.run("test", "--help")
+    assert (code, out.partition("]")[0], err) == (0, "['test', '--help'", "")
+
+
+def test_its_own_environment_on_the_path_is_not_what_it_is_made_with(made: Checkout) -> None:
+    (made.root / "requirements" / "runtime.txt").write_text("# and nothing again\n")
+    (made.root / "requirements" / "dev.txt").write_text("# and nothing again\n")
+    own = made.root / ".venv" / "bin"
+    for named in ("", str(own / "python")):
+        (made.root / ".venv" / "llmgw-stamp").unlink()
+        code, _, err = made.run("x", PATH=f"{own}:{os.environ['PATH']}", LLMGW_PYTHON=named)
+        assert (code, err) == (0, "ctl: setting up .venv from requirements/runtime.txt\n")
+
+
 def test_an_environment_that_broke_is_made_anew(made: Checkout) -> None:
     python = made.root / ".venv" / "bin" / "python"
     python.unlink()

@@ -6,19 +6,37 @@ or twice. Properties are those of the planner's contract.
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fleet.commits import commit, moved
-from fleet.facts import ReplicaEvent, node_joined, node_lost, replica_changed
+from fleet.facts import Load, ReplicaEvent, loaded, node_joined, node_lost, replica_changed, used
 from fleet.planning import next_deadline, plan
 from fleet.reasons import Failure, Reason, RefusedError
-from fleet.standing import over_capacity
+from fleet.spec import Constraints, Rollout, Scaling
+from fleet.standing import over_capacity, wanted
 from fleet.state import HOLDING, FleetState, NodeState, ReplicaState
-from fleet.wishes import apply, cordon, remove
+from fleet.steps import Plan, StepKind
+from fleet.wishes import apply, cordon, drain_node, release_brake, remove
 from tests.fleets import GIB, inventory, spec
 
 NODES = ("n1", "n2", "n3")
 MODELS = ("a", "b", "c")
+SCALINGS = st.builds(
+    Scaling, min=st.integers(0, 1), max=st.integers(1, 3), target_in_flight=st.just(2.0), idle_after_s=st.just(100.0)
+)
+ROLLOUTS = st.sampled_from(
+    [Rollout(), Rollout(max_surge=0, max_unavailable=1), Rollout(recreate=True), Rollout(max_surge=2)]
+)
+CONSTRAINTS = st.sampled_from(
+    [Constraints()] * 4
+    + [
+        Constraints(labels={"zone": "a"}),
+        Constraints(prefer={"zone": "b"}),
+        Constraints(role="big"),
+        Constraints(interconnect="zone"),
+        Constraints(gpu_model="h100"),
+    ]
+)
 REASONS = (Reason.EXITED, Reason.WEIGHTS_UNREADABLE, Reason.NODE_LOST, Reason.GPU_OUT_OF_MEMORY)
 
 
@@ -36,6 +54,18 @@ class FleetMachine(RuleBasedStateMachine):
         self.now += seconds
         return self.now
 
+    @initialize(sizes=st.lists(st.integers(2, 8), min_size=1, max_size=3))
+    def begin(self, sizes: list[int]) -> None:
+        """Some nodes are there, so that most of what follows has somewhere to go."""
+        for node, memory in zip(NODES, sizes, strict=False):
+            self.join(node=node, memory=memory, gpus=[4, 4])
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 70.0]))
+    def go_on(self, seconds: float) -> None:
+        """A pass, and a world that does what it is told."""
+        self.run_pass(seconds=seconds)
+        self.state = obey(self.state, self.now)
+
     @rule(node=st.sampled_from(NODES), memory=st.integers(1, 8), gpus=st.lists(st.integers(1, 4), max_size=3))
     def join(self, node: str, memory: int, gpus: list[int]) -> None:
         # A node that returns with less memory than is reserved on it must not lose what runs there: sizes only grow.
@@ -43,7 +73,9 @@ class FleetMachine(RuleBasedStateMachine):
         if old is not None:
             found = old.inventory
         else:
-            found = inventory(memory=memory * GIB, gpus=tuple(size * GIB for size in gpus))
+            labels = {"zone": "b" if node == "n3" else "a"} if gpus else {}
+            sizes = tuple(size * GIB for size in gpus)
+            found = inventory(memory=memory * GIB, gpus=sizes, labels=labels, roles=("big",) if memory > 4 else ())
         self.incarnation += 1
         self.state = node_joined(self.state, node, f"i{self.incarnation}", found, self.tick())
 
@@ -65,17 +97,91 @@ class FleetMachine(RuleBasedStateMachine):
         gpus=st.integers(0, 2),
         replicas=st.integers(0, 3),
         priority=st.integers(0, 3),
+        scaling=st.none() | SCALINGS,
+        rollout=ROLLOUTS,
+        shards=st.sampled_from([1, 1, 1, 2]),
+        constraints=CONSTRAINTS,
     )
-    def apply(self, model: str, memory: int, gpus: int, replicas: int, priority: int) -> None:
-        wanted = spec(model, memory=memory * GIB, gpus=gpus, replicas=replicas, priority=priority)
+    def apply(
+        self,
+        model: str,
+        memory: int,
+        gpus: int,
+        replicas: int,
+        priority: int,
+        scaling: Scaling | None,
+        rollout: Rollout,
+        shards: int,
+        constraints: Constraints,
+    ) -> None:
+        asked = spec(
+            model,
+            memory=memory * GIB,
+            gpus=gpus,
+            replicas=replicas,
+            priority=priority,
+            scaling=scaling,
+            rollout=rollout,
+            shards=shards,
+            constraints=constraints,
+        )
         try:
-            self.state, applied = apply(self.state, wanted, self.tick())
+            self.state, applied = apply(self.state, asked, self.tick())
         except RefusedError:
             assert self.state.models[model].removing
         else:
-            again, second = apply(self.state, wanted, self.now)
+            again, second = apply(self.state, asked, self.now)
             assert not second.changed
             assert again.models[model].spec_version == applied.spec_version
+
+    @rule(
+        model=st.sampled_from(MODELS),
+        memory=st.integers(1, 6),
+        replicas=st.integers(1, 3),
+        priority=st.integers(0, 3),
+        idle=st.booleans(),
+    )
+    def crowd(self, model: str, memory: int, replicas: int, priority: int, idle: bool) -> None:
+        """A plain model that takes much of the room, and a pass: others must wait, evict or preempt."""
+        scaling = Scaling(min=0, max=replicas, target_in_flight=1.0, idle_after_s=1_000.0) if idle else None
+        self.apply(
+            model=model,
+            memory=memory,
+            gpus=0,
+            replicas=replicas,
+            priority=priority,
+            scaling=scaling,
+            rollout=Rollout(),
+            shards=1,
+            constraints=Constraints(),
+        )
+        self.go_on(seconds=70.0)
+
+    @rule(node=st.sampled_from(NODES), deadline=st.sampled_from([0.0, 30.0]))
+    def drain(self, node: str, deadline: float) -> None:
+        try:
+            self.state = drain_node(self.state, node, deadline, self.tick())
+        except RefusedError:
+            assert node not in self.state.nodes or self.state.nodes[node].state is NodeState.LOST
+
+    @rule()
+    def release(self) -> None:
+        self.state = release_brake(self.state)
+        assert self.state.brake == ""
+
+    @rule(model=st.sampled_from(MODELS))
+    def ask_for(self, model: str) -> None:
+        self.state = used(self.state, model, self.tick())
+
+    @rule(in_flight=st.integers(0, 20))
+    def load(self, in_flight: int) -> None:
+        for node in self.state.nodes.values():
+            loads = tuple(
+                Load(replica=r.id, generation=r.generation, in_flight=in_flight)
+                for r in self.state.replicas.values()
+                if node.id in r.nodes
+            )
+            self.state = loaded(self.state, node.id, node.incarnation, loads, self.tick())
 
     @rule(model=st.sampled_from(MODELS))
     def remove(self, model: str) -> None:
@@ -91,8 +197,21 @@ class FleetMachine(RuleBasedStateMachine):
         self.state = commit(self.state, decided, now)
         again = plan(self.state, now)
         # Reaping frees what the next pass places; apart from that a plan leaves nothing for another.
-        reaped = {step.replica for step in decided.steps if step.kind.value == "reap"}
-        assert all(step.replica in reaped or bool(reaped) for step in again.steps), again.steps
+        if not any(step.kind is StepKind.REAP for step in decided.steps):
+            assert again.quiet, again
+        self.victims_are_less_important(decided)
+
+    def victims_are_less_important(self, decided: Plan) -> None:
+        """Preemption takes strictly lower priorities, eviction idle models that may go to zero."""
+        for step in decided.steps:
+            victim = self.state.models[step.model].spec if step.model in self.state.models else None
+            if step.kind is StepKind.PREEMPT:
+                assert victim is not None
+                assert any(model.spec.priority > victim.priority for model in self.state.models.values())
+            if step.kind is StepKind.EVICT:
+                assert victim is not None
+                assert victim.scaling is not None
+                assert victim.scaling.min == 0
 
     @precondition(lambda self: bool(self.state.replicas))
     @rule(
@@ -144,9 +263,11 @@ class FleetMachine(RuleBasedStateMachine):
             assert not model.removing
             mine = [replica for replica in state.replicas.values() if replica.model == model.spec.id]
             current = [replica for replica in mine if replica.spec_version == model.spec_version]
-            assert len([r for r in current if r.state in HOLDING]) <= model.spec.replicas
-            if len([r for r in current if r.state is ReplicaState.SERVING]) < model.spec.replicas:
-                assert model.waiting or any(replica.given_up for replica in current), model
+            goal = wanted(state, model)
+            assert len([r for r in current if r.state in HOLDING]) <= goal
+            if len([r for r in mine if r.state is ReplicaState.SERVING]) < goal:
+                lost = [name for r in mine for name in r.nodes if state.nodes[name].state is NodeState.LOST]
+                assert model.waiting or any(replica.given_up for replica in current) or lost, model
 
 
 def obey(state: FleetState, now: float) -> FleetState:

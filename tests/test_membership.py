@@ -2,6 +2,7 @@
 stand-in that can be told to misbehave."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,9 +32,12 @@ from activities.node_contract import (
     ShardHealth,
     ShardRef,
 )
+from agent.load_report import LoadReport
+from agent.loads import Loads
 from agent.membership import Membership
 from agent.outbox import Outbox
 from agent.probe import Probe
+from fleet.facts import Load
 from fleet.reasons import Failure, Reason
 from tests.fake_engines.node import FakeNode
 from tests.waiting import until
@@ -48,10 +52,10 @@ class TinyNode:
 
     @workflow.init
     def __init__(self, input: NodeInput) -> None:
-        self.seen: dict[str, Any] = {"joins": [], "reports": [], "left": False}
+        self.seen: dict[str, Any] = {"joins": [], "highest": [], "reports": [], "loads": [], "left": False}
         self.stale_reports = 0
+        self.deaf_to_loads = 0
         self.failing_joins = 0
-        self.generation = 5
         self.lease: asyncio.Task[None] | None = None
         self.over = False
 
@@ -62,6 +66,7 @@ class TinyNode:
     @workflow.update(name=node_contract.JOIN)
     async def join(self, request: JoinRequest) -> JoinAnswer:
         self.seen["joins"].append(request.incarnation)
+        self.seen["highest"].append(request.highest_generation)
         if self.failing_joins:
             self.failing_joins -= 1
             raise ApplicationError("the fleet does not run")
@@ -69,7 +74,7 @@ class TinyNode:
             self.lease.cancel()
         attend = AttendRequest(node=request.node, incarnation=request.incarnation)
         self.lease = asyncio.create_task(self._attend(attend))
-        return JoinAnswer(claimed=tuple(shard.shard for shard in request.shards), generation=self.generation)
+        return JoinAnswer(claimed=tuple(shard.shard for shard in request.shards))
 
     async def _attend(self, request: AttendRequest) -> None:
         await workflow.execute_activity(
@@ -82,7 +87,11 @@ class TinyNode:
         )
 
     @workflow.update(name=node_contract.REPORT)
-    def report(self, report: Report) -> Reported:
+    async def report(self, report: Report) -> Reported:
+        if report.loads:
+            self.seen["loads"].append([(load.replica, load.in_flight) for load in report.loads])
+            await workflow.wait_condition(lambda: not self.deaf_to_loads)
+            return Reported()
         if self.stale_reports:
             self.stale_reports -= 1
             raise ApplicationError("join again", type=node_contract.STALE_INCARNATION)
@@ -130,14 +139,14 @@ class Member:
 
 
 @asynccontextmanager
-async def member(client: Client, node: FakeNode, **first: int) -> AsyncIterator[Member]:
+async def member(client: Client, node: FakeNode, *, loads: Loads | None = None, **first: int) -> AsyncIterator[Member]:
     await client.start_workflow(
         node_contract.NODE_WORKFLOW, NodeInput(node="n1"), id=contract.node_id("n1"), task_queue=contract.CONTROL_QUEUE
     )
     handle = client.get_workflow_handle(contract.node_id("n1"))  # of whichever run there is
     for name, value in first.items():
         await handle.signal(TinyNode.set, args=[name, value])
-    outbox = Outbox()
+    outbox = Outbox(loads)
     made: Member
 
     async def adopt(shards: tuple[RunningShard, ...], claimed: tuple[ShardRef, ...]) -> None:
@@ -235,14 +244,103 @@ async def test_a_node_whose_workflow_is_gone_starts_it_again(client: Client, nod
         assert await one.seen("reports") == [["it ended"]]
 
 
-@pytest.mark.parametrize(("generation", "kept"), [(5, 5), (9, 5), (4, 0), (0, 0)])
-async def test_generations_of_another_fleet_are_forgotten(
-    client: Client, node: FakeNode, generation: int, kept: int
-) -> None:
+async def test_a_join_tells_how_far_this_node_has_counted(client: Client, node: FakeNode) -> None:
     node.ledger.note_start(SHARD)
-    async with member(client, node, generation=generation) as one:
+    async with member(client, node) as one:
+        await until(lambda: one.membership.attending)
+        assert await one.seen("highest") == [5]
+
+
+def working(in_flight: int, replica: str = "tiny-0") -> Load:
+    return Load(replica=replica, generation=5, in_flight=in_flight)
+
+
+async def test_loads_are_told_and_what_ran_before_is_told_even_when_it_is_idle(client: Client, node: FakeNode) -> None:
+    async with member(client, node, loads=Loads(gap_s=0.1)) as one:
+        one.running.append(RunningShard(shard=SHARD, pid=1, endpoint="http://x", ready=True))
         await until(lambda: one.adopted)
-        await until(lambda: node.ledger.highest_generation() == kept)
+        for load in (working(0), working(0, "new-0")):
+            one.outbox.loads.read(load)
+        one.outbox.filled.set()
+        await until(partial(one.times, "loads", 1))
+        one.outbox.loads.read(working(2))
+        await until(lambda: one.outbox.loads.due(time.monotonic()))
+        one.outbox.filled.set()
+        await until(partial(one.times, "loads", 2))
+        assert await one.seen("loads") == [[["tiny-0", 0]], [["tiny-0", 2]]]
+        assert one.outbox.loads.due(time.monotonic() + 1) == ()
+
+
+async def test_an_exit_does_not_wait_for_a_report_of_loads_that_nobody_answers(client: Client, node: FakeNode) -> None:
+    async with member(client, node, loads=Loads(gap_s=0.1), deaf_to_loads=1) as one:
+        await until(lambda: one.adopted)
+        one.outbox.loads.read(working(3))
+        one.outbox.filled.set()
+        await until(partial(one.times, "loads", 1))
+        one.outbox.put(CHANGE)
+        await until(lambda: one.taken)
+        await until(lambda: one.outbox.loads.due(time.monotonic()))
+        one.outbox.filled.set()
+        assert await one.seen("loads") == [[["tiny-0", 3]]], "one is under way, so no second one is sent"
+
+
+async def test_while_a_report_of_loads_is_under_way_no_other_is_sent_and_then_the_newest(
+    client: Client, node: FakeNode
+) -> None:
+    async with member(client, node, loads=Loads(gap_s=0.1), deaf_to_loads=1) as one:
+        await until(lambda: one.adopted)
+        one.outbox.loads.read(working(3))
+
+        async def told(count: int) -> bool:
+            one.outbox.filled.set()
+            return await one.times("loads", count)
+
+        await until(partial(told, 1))
+        one.outbox.loads.read(working(7))
+        await one.handle.signal(TinyNode.set, args=["deaf_to_loads", 0])
+        await until(partial(told, 2), 20)
+        assert await one.seen("loads") == [[["tiny-0", 3]], [["tiny-0", 7]]]
+
+
+class CountedLoads(Loads):
+    """Knows how often a report was tried."""
+
+    tries = 0
+
+    def tried(self, now: float) -> None:
+        super().tried(now)
+        self.tries += 1
+
+
+async def test_loads_without_an_answer_are_dropped_and_never_more_than_one_update_is_left_behind(
+    client: Client, node: FakeNode
+) -> None:
+    async with member(client, node, deaf_to_loads=1) as one:
+        await until(lambda: one.adopted)
+        loads = CountedLoads(gap_s=0)
+        report = LoadReport("n1", "abc", loads, timeout_s=0.3)
+
+        async def told(count: int) -> bool:
+            report.begin(client)
+            return await one.times("loads", count)
+
+        try:
+            loads.read(working(3))
+            await until(partial(told, 1))
+            loads.read(working(7))
+
+            def tries(count: int) -> bool:
+                report.begin(client)
+                return loads.tries >= count
+
+            await until(partial(tries, 3), 20)
+            assert await one.seen("loads") == [[["tiny-0", 3]]], "the same update was asked for again"
+            await one.handle.signal(TinyNode.set, args=["deaf_to_loads", 0])
+            await until(partial(told, 2), 20)
+            assert (await one.seen("loads"))[1] == [["tiny-0", 7]]
+            await until(lambda: loads.due(time.monotonic()) == ())
+        finally:
+            await report.close()
 
 
 def test_an_outbox_keeps_what_changed_meanwhile() -> None:

@@ -5,7 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+)
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities import contract
@@ -86,7 +91,11 @@ async def test_the_same_serve_twice_is_one_model(cell: Cell) -> None:
         ({"replcas": 1}, "replcas: Extra inputs are not permitted"),
         ({"repo": ""}, "repo: String should have at least 1 character"),
         ({"repo": "x/y", "replicas": "two"}, "replicas: Input should be a valid integer, unable to parse"),
-        ({"repo": "x/y", "memory": "lots"}, "memory: could not parse value and unit from byte string"),
+        ({"repo": "x/y", "memory": "lots"}, "memory: a size is more than 0, in bytes or with a unit such as 12GiB"),
+        ({"repo": "x/y", "memory": 0}, "memory: a size is more than 0"),
+        ({"repo": "x/y", "gpus": True}, "gpus: a number is needed, not true or false"),
+        ({"repo": "x/y", "name": "a\nb"}, "name: a name has no line breaks, control characters"),
+        ("x", "input: Input should be a valid dictionary or instance of JobRequest"),
         ({"kind": "surve"}, "kind: Input should be 'serve', 'mirror' or 'remove'"),
         ({"kind": "remove"}, "name: a remove job needs the name of a model"),
         ({}, 'repo: Field required, such as {"repo": "file:/models/model.gguf"}'),
@@ -94,12 +103,52 @@ async def test_the_same_serve_twice_is_one_model(cell: Cell) -> None:
         ({"repo": "ftp://x/y"}, "repo: "),
     ],
 )
-async def test_a_wrong_input_fails_at_once_and_names_the_field(
-    cell: Cell, given: dict[str, Any] | None, message: str
-) -> None:
-    failure = await failure_of(await cell.start(given))
+async def test_a_wrong_input_fails_at_once_and_names_the_field(cell: Cell, given: Any, message: str) -> None:
+    job = await cell.start(given)
+    failure = await failure_of(job)
     assert failure.type == Reason.BAD_INPUT
     assert failure.message.startswith(message)
+    status = await cell.status(job)
+    assert status.state is JobState.FAILED
+    assert status.steps[0].state is StepState.FAILED
+    assert message in status.steps[0].detail
+
+
+async def test_two_inputs_fail_at_once(cell: Cell) -> None:
+    job: WorkflowHandle[Any, Any] = await cell.client.start_workflow(
+        contract.MODEL_JOB_WORKFLOW, args=[SERVE, {}], id=f"two-{cell.name}", task_queue=contract.CONTROL_QUEUE
+    )
+    assert (await failure_of(job)).message.startswith("input: a ModelJob takes one input, not 2")
+
+
+async def test_scaling_down_is_done_when_the_surplus_is_gone(cell: Cell) -> None:
+    async with cell.node("n1") as node:
+        await node.join()
+        await cell.run({**SERVE, "replicas": 3})
+        job = await cell.start(SERVE)
+        assert (await job.result()).sentence == f"tiny is serving: 1 replica on {node.name}"
+        assert (await cell.status(job)).steps[3].detail == ("tiny changed, and what serves goes on: replicas 3 → 1")
+        assert len(node.running) == 1
+
+
+async def test_a_changed_spec_is_served_by_its_own_version_when_the_job_is_done(cell: Cell) -> None:
+    async with cell.node("n1") as node:
+        await node.join()
+        await cell.run(SERVE)
+        result = await cell.run({**SERVE, "context_length": 4096})
+        assert result.replicas == ("tiny-1",)
+        assert [shard.replica for shard in node.running] == ["tiny-1"]
+
+
+async def test_a_pass_in_a_cell_that_is_not_there_is_refused(cell: Cell) -> None:
+    with pytest.raises(WorkflowFailureError) as caught:
+        await cell.client.execute_workflow(
+            contract.RECONCILE_WORKFLOW,
+            {"cell": "nowhere"},
+            id=contract.reconcile_id("nowhere"),
+            task_queue=contract.CONTROL_QUEUE,
+        )
+    assert "there is no fleet nowhere" in str(caught.value.cause.__cause__)
 
 
 async def test_a_step_that_fails_is_failed_with_its_cause(client: Client) -> None:
@@ -258,15 +307,6 @@ async def test_an_agent_that_leaves_is_lost_at_once(cell: Cell) -> None:
         with pytest.raises(Exception) as caught:
             await node.report_exit(ShardRef(replica="tiny-0", generation=1), stale)
         assert not isinstance(caught.value, AssertionError)
-
-
-async def test_a_terminated_replica_is_stopped_on_its_node_all_the_same(cell: Cell) -> None:
-    async with cell.node("n1") as node:
-        await node.join()
-        await cell.run(SERVE)
-        await cell.client.get_workflow_handle(contract.replica_id("tiny-0", cell.name)).terminate("by hand")
-        await cell.run({"kind": "remove", "name": "tiny"})
-        assert node.running == {}
 
 
 async def test_what_people_change_is_checked_before_it_is_an_event(cell: Cell) -> None:

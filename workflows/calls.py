@@ -44,9 +44,9 @@ from activities.node_contract import (
     StopShard,
 )
 from fleet.facts import ReplicaEvent
-from fleet.reasons import Failure, Reason
+from fleet.reasons import Failure, Reason, read_failure
 from fleet.records import Record
-from fleet.spec import ResolvedModel
+from fleet.spec import ResolvedModel, Weights
 
 TASK_TIMEOUT = timedelta(seconds=5)
 """Of every workflow: how long a task lost with a killed worker is waited for. Our longest task takes 0.2 s."""
@@ -105,6 +105,19 @@ async def mirror_model(request: MirrorRequest) -> MirrorResult:
         retry_policy=LONG_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=_short(f"mirror {len(request.resolved.files)} files of {request.resolved.repo}"),
+    )
+
+
+async def discard_weights(weights: Weights) -> None:
+    """After a check that found the files unusable: their copy in the mirror goes."""
+    await workflow.execute_activity(
+        contract.DISCARD_WEIGHTS,
+        weights,
+        start_to_close_timeout=timedelta(minutes=2),
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=QUICK_RETRY,
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        summary=_short(f"discard {weights.model_id}"),
     )
 
 
@@ -295,7 +308,9 @@ def failure_of(error: BaseException, *, node: str = "") -> Failure:
         return Failure(reason=Reason.INTERNAL, detail=f"it took too long ({error.type and error.type.name})", node=node)
     if isinstance(error, ApplicationError):
         if error.details and isinstance(error.details[0], dict) and "reason" in error.details[0]:
-            found = Failure.model_validate(error.details[0])
+            found = read_failure(error.details[0])
+            if found is None:
+                return Failure(reason=Reason.INTERNAL, detail=f"{error.type}: {error.message}", node=node)
             return found if found.node or not node else found.model_copy(update={"node": node})
         reason = Reason(error.type) if error.type in set(Reason) else Reason.INTERNAL
         return Failure(reason=reason, detail=error.message, node=node)

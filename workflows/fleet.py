@@ -6,33 +6,33 @@ and is sent by one coroutine, in order; passes are run by another, one at a time
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
-from activities import contract
+from activities import contract, node_contract
 from activities.contract import (
     CommitRequest,
     CommitResult,
     ConfigureArg,
+    Deserted,
     Done,
-    DrainArg,
     NameArg,
+    Orphan,
     Route,
     Routes,
-    ScaleArg,
     Snapshot,
     node_id,
     reconcile_id,
 )
-from activities.node_contract import ShardRef
+from activities.node_contract import Rejoin, ShardRef
 from fleet import commits, facts, standing, wishes
 from fleet.demand import target
 from fleet.facts import ReplicaEvent
 from fleet.planning import next_deadline
-from fleet.reasons import RefusedError
+from fleet.reasons import Failure, Reason, RefusedError
 from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from workflows import calls, messages
 from workflows.messages import (
@@ -52,6 +52,7 @@ from workflows.messages import (
     Welcome,
 )
 from workflows.model_status import model_status
+from workflows.people import WISHES, Nothing, Wish
 from workflows.spans import traceparent
 
 CAUSES_KEPT = 16
@@ -79,12 +80,24 @@ class Fleet:
         self._due = bool(start.causes)
         self._news = bool(start.watchers)
         self._passed_at = 0.0
+        self._rearm = False
+        """The next deadline may have moved, and nothing else is due."""
         self._closing = False
+        for name, wish in WISHES.items():
+            self._register(name, wish)
 
     @workflow.run
     async def run(self, input: FleetInput | None = None) -> None:
         """Live for ever, by continue-as-new."""
-        await asyncio.gather(self._run_passes(), self._send())
+        work = asyncio.gather(self._run_passes(), self._send())
+        while not work.done():
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                if work.done():
+                    raise
+                # A fleet that could be cancelled by a slip of the hand would forget everything it serves.
+                workflow.logger.warning("a fleet cannot be cancelled: it goes on; terminate it to forget everything")
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(
             FleetInput(
@@ -102,6 +115,7 @@ class Fleet:
 
     async def _run_passes(self) -> None:
         while True:
+            self._rearm = False
             deadline = next_deadline(self._state, self._passed_at)
             wait = None if deadline is None else max(0.0, deadline - workflow.time())
             try:
@@ -111,6 +125,8 @@ class Fleet:
             if workflow.info().is_continue_as_new_suggested():
                 self._closing = True
                 return
+            if not self._due:
+                continue
             causes, self._causes, self._due = tuple(self._causes), [], False
             self._passed_at = workflow.time()
             if not await self._run_pass(causes):
@@ -119,13 +135,13 @@ class Fleet:
                 await workflow.sleep(PASS_RETRY_S, summary="the pass did not run: again soon")
 
     def _wake(self) -> bool:
-        return self._due or workflow.info().is_continue_as_new_suggested()
+        return self._due or self._rearm or workflow.info().is_continue_as_new_suggested()
 
     async def _run_pass(self, causes: tuple[Cause, ...]) -> bool:
         try:
             await workflow.execute_child_workflow(
                 contract.RECONCILE_WORKFLOW,
-                ReconcileInput(cell=self._cell, causes=causes),
+                ReconcileInput(cell=self._cell, causes=causes, at=self._passed_at),
                 id=reconcile_id(self._cell),
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 task_timeout=calls.TASK_TIMEOUT,
@@ -149,7 +165,7 @@ class Fleet:
                     return
                 continue
             message = self._outbox[0]
-            body = message.welcome or message.answer or message.status
+            body = message.welcome or message.answer or message.status or message.rejoin
             if body is not None and not await calls.tell(message.workflow, message.signal, body):
                 self._watchers.pop(message.workflow, None)  # it ended; nobody waits there any more
             self._outbox.popleft()
@@ -178,7 +194,9 @@ class Fleet:
     @workflow.signal(name=messages.SIGNAL_NODE_JOINED)
     def node_joined(self, joined: NodeJoined) -> None:
         """An agent introduced itself: answer with what it should run."""
-        state = facts.node_joined(self._state, joined.node, joined.incarnation, joined.inventory, workflow.time())
+        state = facts.node_joined(
+            self._state, joined.node, joined.incarnation, joined.inventory, workflow.time(), joined.highest_generation
+        )
         self._take(state, f"node {joined.node} joined")
         claims = tuple(
             Claim(
@@ -189,20 +207,37 @@ class Fleet:
             for shard in replica.shards
             if shard.node == joined.node
         )
-        welcome = Welcome(incarnation=joined.incarnation, claims=claims, generation=self._state.generation)
+        welcome = Welcome(incarnation=joined.incarnation, claims=claims)
         self._outbox.append(Message(workflow=node_id(joined.node), signal=messages.SIGNAL_WELCOME, welcome=welcome))
 
     @workflow.signal(name=messages.SIGNAL_NODE_MEASURED)
     def node_measured(self, measured: NodeMeasured) -> None:
         """A node's inventory changed."""
+        self._know(measured.node)
         state = facts.node_measured(self._state, measured.node, measured.incarnation, measured.inventory)
         self._take(state, f"node {measured.node} measured itself")
+
+    def _know(self, node: str) -> None:
+        """A node that is no member here (this Fleet began anew) must join again."""
+        if node not in self._state.nodes:
+            self._outbox.append(Message(workflow=node_id(node), signal=node_contract.SIGNAL_REJOIN, rejoin=Rejoin()))
 
     @workflow.signal(name=messages.SIGNAL_NODE_LOST)
     def node_lost(self, lost: NodeLost) -> None:
         """A node is gone."""
         state = facts.node_lost(self._state, lost.node, lost.incarnation, lost.cause, workflow.time(), left=lost.left)
         self._take(state, f"node {lost.node} is lost: {lost.cause}")
+
+    @workflow.signal(name=contract.SIGNAL_DESERTED)
+    def deserted(self, node: Deserted) -> None:
+        """A node's workflow is gone."""
+        self.node_lost(NodeLost(node=node.node, incarnation=node.incarnation, cause="its workflow is gone"))
+
+    @workflow.signal(name=contract.SIGNAL_ORPHANED)
+    def orphaned(self, orphan: Orphan) -> None:
+        """A replica's workflow is gone."""
+        state = facts.replica_orphaned(self._state, orphan.replica, orphan.generation, workflow.time())
+        self._take(state, f"the workflow of replica {orphan.replica} is gone")
 
     @workflow.signal(name=messages.SIGNAL_NODE_LOADS)
     def node_loads(self, told: NodeLoads) -> None:
@@ -211,6 +246,7 @@ class Fleet:
         self._state = facts.loaded(self._state, told.node, told.incarnation, told.loads, now)
         for name in {load.model for load in self._loaded(told)}:
             self._weigh(self._state.models[name])
+            self._rearm = self._rearm or self._state.models[name].spec.scaling is not None
 
     @workflow.signal(name=contract.SIGNAL_WANTED)
     def wanted(self, arg: NameArg) -> None:
@@ -257,91 +293,43 @@ class Fleet:
 
     def _answer(self, ask: Ask) -> Answer:
         if ask.kind is AskKind.APPLY and ask.spec is not None:
-            state, applied = wishes.apply(self._state, ask.spec, workflow.time())
+            state, applied = wishes.apply(self._state, ask.spec, workflow.time(), job=ask.job)
             self._take(state, f"{ask.spec.name} was applied")
             return Answer(applied=applied, model=ask.spec.id)
+        if ask.kind is AskKind.ABANDON:
+            self._watchers.pop(ask.job, None)
+            self._take(wishes.abandon(self._state, ask.name, ask.job), f"the job that wanted {ask.name} was cancelled")
+            return Answer()
         model = wishes.find_model(self._state, ask.name).spec
         self._take(wishes.remove(self._state, ask.name), f"{model.name} is removed")
         return Answer(model=model.id)
 
     # -- wishes, from people ------------------------------------------------------------------------------------------
 
-    @workflow.update(name=contract.UPDATE_REMOVE)
-    def remove(self, arg: NameArg) -> Done:
-        """Take a model out of the catalog."""
-        self._take(wishes.remove(self._state, arg.name), f"{arg.name} is removed")
-        return Done(sentence=f"{arg.name} is being removed")
+    def _register(self, name: str, wish: Wish) -> None:
+        def grant(arg: Any = None) -> Done:
+            state = wish.grant(self._state, arg, workflow.time())
+            sentence = wish.answer(self._state, arg)
+            self._take(state, sentence)
+            return Done(sentence=sentence)
 
-    @remove.validator
-    def _check_remove(self, arg: NameArg) -> None:
-        _refuse(lambda: wishes.remove(self._state, arg.name))
+        def check(arg: Any = None) -> None:
+            if arg is None and wish.argument is not Nothing:
+                raise calls.failed(Failure(reason=Reason.BAD_INPUT, detail=f"input: {name} needs an argument"))
+            try:
+                wish.grant(self._state, arg, workflow.time())
+            except RefusedError as refused:
+                raise calls.failed(refused.failure) from None
 
-    @workflow.update(name=contract.UPDATE_SCALE)
-    def scale(self, arg: ScaleArg) -> Done:
-        """Change a model's number of replicas."""
-        self._take(wishes.scale(self._state, arg.name, arg.replicas), f"{arg.name} is scaled to {arg.replicas}")
-        return Done(sentence=f"{arg.name} is scaled to {arg.replicas} replicas")
-
-    @scale.validator
-    def _check_scale(self, arg: ScaleArg) -> None:
-        _refuse(lambda: wishes.scale(self._state, arg.name, arg.replicas))
-
-    @workflow.update(name=contract.UPDATE_CORDON)
-    def cordon(self, arg: NameArg) -> Done:
-        """Keep new replicas off a node."""
-        return self._cordon(arg.name, cordoned=True)
-
-    @cordon.validator
-    def _check_cordon(self, arg: NameArg) -> None:
-        _refuse(lambda: wishes.cordon(self._state, arg.name, True, workflow.time()))
-
-    @workflow.update(name=contract.UPDATE_UNCORDON)
-    def uncordon(self, arg: NameArg) -> Done:
-        """Let new replicas onto a node again."""
-        return self._cordon(arg.name, cordoned=False)
-
-    @uncordon.validator
-    def _check_uncordon(self, arg: NameArg) -> None:
-        _refuse(lambda: wishes.cordon(self._state, arg.name, False, workflow.time()))
-
-    def _cordon(self, name: str, *, cordoned: bool) -> Done:
-        word = "cordoned" if cordoned else "uncordoned"
-        self._take(wishes.cordon(self._state, name, cordoned, workflow.time()), f"node {name} is {word}")
-        return Done(sentence=f"node {name} is {word}")
+        for function in (grant, check):  # the SDK reads the argument's type from here
+            function.__annotations__["arg"] = wish.argument | None
+        workflow.set_update_handler(name, grant, validator=check)
 
     @workflow.signal(name=contract.SIGNAL_CONFIGURE)
     def configure(self, arg: ConfigureArg) -> None:
         """Take the policy of server.yaml."""
         if arg.policy != self._state.policy:
             self._take(wishes.configure(self._state, arg.policy), "the policy changed")
-
-    @workflow.update(name=contract.UPDATE_DRAIN)
-    def drain(self, arg: DrainArg) -> Done:
-        """Keep new replicas off a node, and move what runs there."""
-        state = wishes.drain_node(self._state, arg.name, arg.deadline_s, workflow.time())
-        self._take(state, f"node {arg.name} is drained")
-        return Done(sentence=f"node {arg.name} is being drained, in {arg.deadline_s:g} s at the latest")
-
-    @drain.validator
-    def _check_drain(self, arg: DrainArg) -> None:
-        _refuse(lambda: wishes.drain_node(self._state, arg.name, arg.deadline_s, workflow.time()))
-
-    @workflow.update(name=contract.UPDATE_RETRY)
-    def retry(self, arg: NameArg) -> Done:
-        """Try again what was given up."""
-        self._take(wishes.retry(self._state, arg.name, workflow.time()), f"{arg.name} is tried again")
-        return Done(sentence=f"{arg.name} is tried again")
-
-    @retry.validator
-    def _check_retry(self, arg: NameArg) -> None:
-        _refuse(lambda: wishes.retry(self._state, arg.name, workflow.time()))
-
-    @workflow.update(name=contract.UPDATE_RELEASE_BRAKE)
-    def release_brake(self) -> Done:
-        """Reap lost nodes although many are lost."""
-        said = self._state.brake
-        self._take(wishes.release_brake(self._state), "the brake is released")
-        return Done(sentence=f"the brake is released ({said})" if said else "the brake was not on")
 
     # -- the pass -----------------------------------------------------------------------------------------------------
 
@@ -351,10 +339,16 @@ class Fleet:
         moved = commits.moved(self._state, request.plan)
         if moved:
             return CommitResult(accepted=False, moved=moved)
-        # No pass is due for it: a plan applied to its own outcome has no further steps.
-        self._state = commits.commit(self._state, request.plan, workflow.time())
+        state = commits.commit(self._state, request.plan, workflow.time())
+        oversold = set(standing.over_capacity(state)) - set(standing.over_capacity(self._state))
+        if oversold:  # no plan of ours does that; a reservation sold twice would be an engine that kills another
+            return CommitResult(accepted=False, moved=tuple(sorted(oversold)))
+        # No pass is due for it: a plan applied to its own outcome has no further steps, unless some were cut off.
+        self._state = state
         self._committed_by, self._committed = request.pass_id, request.plan
         self._news = True
+        if request.more:
+            self._because(Cause(sentence="the plan of the last pass goes on"))
         return CommitResult(accepted=True)
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -389,11 +383,3 @@ class Fleet:
             if arg.name in (model.spec.name, model.spec.id):
                 return model.decision
         return None
-
-
-def _refuse(change: Callable[[], FleetState]) -> None:
-    """A validator's work: what would be refused is answered with an error and leaves no event."""
-    try:
-        change()
-    except RefusedError as refused:
-        raise calls.failed(refused.failure) from refused

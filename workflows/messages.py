@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
-from activities.node_contract import ShardChange, ShardRef, StartShards
+from activities.node_contract import Rejoin, ShardChange, ShardRef, StartShards
 from fleet.facts import Load
 from fleet.reasons import Failure
-from fleet.records import Record
+from fleet.records import Record, Typed
 from fleet.spec import ModelSpec
 from fleet.state import FleetState, Inventory, ReplicaState, ShardAssignment
 from fleet.steps import Plan
@@ -27,6 +27,7 @@ class NodeJoined(Record):
     node: str
     incarnation: str
     inventory: Inventory
+    highest_generation: int = 0
 
 
 class NodeMeasured(Record):
@@ -92,8 +93,6 @@ class Welcome(Record):
 
     incarnation: str
     claims: tuple[Claim, ...]
-    generation: int = 0
-    """The last one Fleet has given out."""
 
 
 class Answer(Record):
@@ -191,6 +190,7 @@ class Message(Record):
     welcome: Welcome | None = None
     answer: Answer | None = None
     status: ModelStatus | None = None
+    rejoin: Rejoin | None = None
 
 
 class Cause(Record):
@@ -214,8 +214,10 @@ class FleetInput(Record):
     committed: Plan = Plan()
 
 
-class ReconcileInput(Record):
-    """One pass."""
+class ReconcileInput(Typed):
+    """One pass; a person may start one, so what is misspelt is refused."""
 
     cell: str = "main"
     causes: tuple[Cause, ...] = ()
+    at: float = 0.0
+    """Fleet's time when it started the pass: no pass plans with an earlier one, whatever server's clock it has."""

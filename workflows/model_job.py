@@ -1,11 +1,12 @@
 """One job on one model: registry, mirror, check, catalog, placement, smoke test, each shown while it runs."""
 
 import asyncio
+from typing import Any
 
 from opentelemetry.trace import Span
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from activities import contract
 from activities.contract import (
@@ -22,13 +23,14 @@ from activities.contract import (
     fleet_id,
 )
 from activities.node_contract import PreflightRequest
+from fleet.inputs import read_request
 from fleet.reasons import Failure, LlmgwError, Reason
 from fleet.render import duration, markdown, size, steps_table
 from fleet.repos import default_name, parse_repo
 from fleet.spec import JobKind, JobRequest, ModelSpec, ResolvedModel
 from workflows import calls, messages
 from workflows.messages import Answer, Ask, AskKind, ModelStatus, Phase
-from workflows.spans import fail, link, span, traceparent
+from workflows.spans import ends, fail, link, span, traceparent
 from workflows.steps import Step, Steps
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
@@ -45,8 +47,11 @@ class ModelJob:
     """`job/<kind>/<model>/<n>` from ctl; anything from elsewhere."""
 
     @workflow.init
-    def __init__(self, request: JobRequest | None = None) -> None:
-        self._request = request or JobRequest()
+    def __init__(self, *inputs: Any) -> None:
+        # Any number of anything is taken, and looked at in `run`: an input refused by the SDK would leave a workflow
+        # that cannot say how it stands, and two inputs one that never ends.
+        self._inputs = inputs
+        self._request = JobRequest()
         self._cell = self._request.cell
         self._name = self._request.name or ""
         self._state = JobState.RUNNING
@@ -57,41 +62,49 @@ class ModelJob:
         """How the model was when Fleet last told."""
         self._news: list[ModelStatus] = []
         """What Fleet told and the placement step has not looked at."""
-        self._created = False
+        self._asked = False
         self._steps = Steps(self._show)
 
     @workflow.run
-    async def run(self, request: JobRequest | None = None) -> JobResult:
-        """Run the steps; a failure is an ApplicationError whose type is the reason."""
+    async def run(self, *inputs: Any) -> JobResult:
+        """Run the steps; a failure is an ApplicationError whose type is the reason. Takes one `JobRequest`."""
+        refused = self._read_input()
         kind = self._request.kind
         attributes = {"llmgw.job": workflow.info().workflow_id, "llmgw.repo": self._request.repo or ""}
         with span(f"{kind} model", attributes) as root:
             self._trace = traceparent(root)
             try:
-                self._name = self._check_input()
+                if refused:
+                    with self._steps.run("registry"):
+                        raise _bad_input(refused)
                 workflow.upsert_search_attributes([MODEL.value_set(self._name), STATE.value_set(self._state)])
                 result = await (self._remove() if kind is JobKind.REMOVE else self._bring())
             except BaseException as error:
-                if not is_cancelled_exception(error) and not workflow.is_failure_exception(error):
-                    raise  # the task is tried again
+                if not ends(error):
+                    raise
                 await self._ended_badly(error, root)
                 raise
             self._finish(JobState.DONE, root)
             return result
 
-    def _check_input(self) -> str:
-        """The model's name; an ApplicationError that names the field where the input cannot be a job."""
-        request = self._request
-        if request.kind is JobKind.REMOVE:
-            if request.name is None:
-                raise _bad_input("name: a remove job needs the name of a model")
-            return request.name
-        if request.repo is None:
-            raise _bad_input(f"repo: Field required, such as {EXAMPLE}")
+    def _read_input(self) -> str:
+        """Take the request in; what is wrong with it, in a sentence that names the field, or ""."""
+        if len(self._inputs) > 1:
+            return f"input: a ModelJob takes one input, not {len(self._inputs)}: {EXAMPLE}"
         try:
-            return request.name or default_name(parse_repo(request.repo))
+            request = read_request(self._inputs[0] if self._inputs else None)
         except LlmgwError as error:
-            raise _bad_input(f"repo: {error.failure.detail}") from error
+            return error.failure.detail
+        self._request, self._cell, self._name = request, request.cell, request.name or ""
+        if request.kind is JobKind.REMOVE:
+            return "" if request.name is not None else "name: a remove job needs the name of a model"
+        if request.repo is None:
+            return f"repo: Field required, such as {EXAMPLE}"
+        try:
+            self._name = request.name or default_name(parse_repo(request.repo))
+        except LlmgwError as error:
+            return f"repo: {error.failure.detail}"
+        return ""
 
     # -- the kinds ----------------------------------------------------------------------------------------------------
 
@@ -107,15 +120,16 @@ class ModelJob:
                 self._steps.skip(name, "a mirror job ends with the mirror")
             return JobResult(model=self._name, sentence=f"{self._name}: {_mirrored(mirrored)}")
         with self._steps.run("check") as step:
-            checked = await self._check(mirrored, step)
+            checked = await self._check_or_discard(mirrored, step)
         with self._steps.run("catalog") as step:
             await self._apply(self._spec(resolved, mirrored, checked), step)
         with self._steps.run("placement") as step:
             served = await self._wait(step)
         smoke = await self._smoke(served)
+        serves = "is serving" if served.replicas else "is in the catalog"
         return JobResult(
             model=self._name,
-            sentence=f"{self._name} is serving: {served.sentence}",
+            sentence=f"{self._name} {serves}: {served.sentence}",
             endpoint=_endpoint(served),
             replicas=tuple(replica.replica for replica in served.replicas),
             smoke_test=smoke,
@@ -133,6 +147,14 @@ class ModelJob:
         return JobResult(model=self._name, sentence=f"{self._name} is removed: its replicas are drained and stopped")
 
     # -- the steps ----------------------------------------------------------------------------------------------------
+
+    async def _check_or_discard(self, mirrored: MirrorResult, step: Step) -> CheckResult:
+        try:
+            return await self._check(mirrored, step)
+        except (ActivityError, ApplicationError) as error:
+            if calls.failure_of(error).reason is Reason.WEIGHTS_UNREADABLE and mirrored.outcome == "copied":
+                await calls.discard_weights(mirrored.weights)  # nobody can use it, and it may be large
+            raise
 
     async def _check(self, mirrored: MirrorResult, step: Step) -> CheckResult:
         checked = await calls.check_fit(CheckRequest(cell=self._cell, weights=mirrored.weights, request=self._request))
@@ -171,15 +193,17 @@ class ModelJob:
         )
 
     async def _apply(self, spec: ModelSpec, step: Step) -> None:
+        self._asked = True
         answer = await self._ask(Ask(kind=AskKind.APPLY, job=workflow.info().workflow_id, spec=spec))
         applied = answer.applied
         if applied is None:
             raise calls.failed(Failure(reason=Reason.INTERNAL, detail="Fleet did not say what it applied"))
-        self._created = applied.created
         if applied.created:
             step.say(f"{self._name} is new in the catalog")
+        elif applied.restarts:
+            step.say(f"{self._name} changed: version {applied.spec_version} replaces what serves")
         elif applied.changed:
-            step.say(f"{self._name} changed: version {applied.spec_version}")
+            step.say(f"{self._name} changed, and what serves goes on: {applied.difference}")
         else:
             step.say(f"{self._name} is in the catalog already, unchanged")
 
@@ -229,7 +253,7 @@ class ModelJob:
 
     async def _ended_badly(self, error: BaseException, root: Span) -> None:
         cancelled = is_cancelled_exception(error)
-        if cancelled and self._created:
+        if cancelled and self._asked:
             # Nothing half done: what this job put into the catalog and nobody has used yet goes again.
             await asyncio.shield(asyncio.ensure_future(self._take_back()))
         self._failure = calls.failure_of(error)
@@ -237,8 +261,6 @@ class ModelJob:
         self._finish(JobState.CANCELLED if cancelled else JobState.FAILED, root)
 
     async def _take_back(self) -> None:
-        if self._model is not None and self._model.phase is Phase.SERVING:
-            return
         ask = Ask(kind=AskKind.ABANDON, job=workflow.info().workflow_id, name=self._name)
         await calls.tell_surely(fleet_id(self._cell), messages.SIGNAL_ASK, ask, give_up_after_s=FLEET_WAIT_S)
 

@@ -29,11 +29,18 @@ def model_status(state: FleetState, model_id: str) -> ModelStatus:
     return ModelStatus(model=model_id, phase=phase, sentence=sentence, replicas=briefs)
 
 
+def _states(replicas: list[ReplicaRecord]) -> str:
+    return ", ".join(sorted({replica.state.value for replica in replicas}))
+
+
 def _phase(state: FleetState, model: ModelRecord, replicas: list[ReplicaRecord]) -> tuple[Phase, str]:
     if model.removing:
         left = [f"{replica.id} {replica.state}" for replica in replicas]
         return Phase.WAITING, f"{', '.join(left)}" if left else "nothing runs any more"
     missing = standing.missing(state, model)
+    going = standing.superfluous(state, model)
+    if missing == 0 and going:
+        return Phase.WAITING, f"{', '.join(replica.id for replica in going)} still to go: {_states(going)}"
     if missing == 0:
         serving = [replica for replica in replicas if replica.state is ReplicaState.SERVING]
         where = ", ".join(sorted({node for replica in serving for node in replica.nodes}))

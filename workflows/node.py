@@ -14,6 +14,7 @@ from activities.node_contract import (
     JoinRequest,
     Leave,
     NodeInput,
+    Rejoin,
     Report,
     Reported,
     ShardChange,
@@ -44,11 +45,13 @@ class Node:
         self._input = input
         self._node = input.node
         self._incarnation = input.incarnation
+        self._machine = input.machine
         self._held = False
         """Whether somebody attends the lease."""
-        self._wanted = False
+        self._wanted = input.wanted
         """A join was answered; its lease is to be opened."""
         self._left = False
+        self._reopen = False
         self._welcomes: dict[str, Welcome] = {}
 
     @workflow.run
@@ -58,20 +61,26 @@ class Node:
         while True:
             cause = await self._wait_for_agent()
             if cause:
+                # A join that is being answered comes first: its agent lives.
+                await workflow.wait_condition(lambda: self._wanted or workflow.all_handlers_finished())
+                if self._wanted and not self._left:
+                    continue
                 await self._tell_lost(cause, left=self._left)
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 if not self._wanted:
                     return
                 continue
+            await self._attend()
             if workflow.info().is_continue_as_new_suggested():
                 await self._renew()
-            await self._attend()
 
     async def _wait_for_agent(self) -> str:
         """Until a lease is to be opened (""), or nobody comes any more (why)."""
         if self._left:
             return "its agent left"
-        if not self._wanted and self._incarnation:
+        if self._wanted:
+            return ""
+        if self._incarnation:
             self._show("away", f"its agent is silent; it is lost after {self._input.terms.grace_s:g} s")
         # Without any agent yet there is a join under way: this workflow was started by it.
         grace = self._input.terms.grace_s + (0.0 if self._incarnation else FLEET_WAIT_S * 2)
@@ -92,15 +101,26 @@ class Node:
         lease = asyncio.create_task(
             calls.attend(AttendRequest(node=self._node, incarnation=incarnation), self._input.terms)
         )
-        await workflow.wait_condition(lambda: lease.done() or self._wanted or self._left)
+        await workflow.wait_condition(
+            lambda: (
+                lease.done()
+                or self._wanted
+                or self._left
+                or self._reopen
+                or workflow.info().is_continue_as_new_suggested()
+            )
+        )
+        self._reopen = False
         lease.cancel()
         await asyncio.gather(lease, return_exceptions=True)  # how it ended makes no difference: it is closed
         self._held = False
 
     async def _renew(self) -> None:
-        # The new run opens the lease anew: the agent sees the old one closed and joins again.
+        # A node reports for as long as its agent lives, and a run takes 2,000 updates at most. The new run opens the
+        # lease of the same agent at once; should the agent see the old one closed first, it joins again by itself.
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new(self._input.model_copy(update={"incarnation": self._incarnation}))
+        again = {"incarnation": self._incarnation, "machine": self._machine, "wanted": not self._left}
+        workflow.continue_as_new(self._input.model_copy(update=again))
 
     async def _tell_lost(self, cause: str, *, left: bool) -> None:
         self._show("lost", cause)
@@ -113,26 +133,46 @@ class Node:
     @workflow.update(name=node_contract.JOIN)
     async def join(self, request: JoinRequest) -> JoinAnswer:
         """Take an agent process in; answers with what Fleet wants of what runs there."""
-        joined = NodeJoined(node=self._node, incarnation=request.incarnation, inventory=request.inventory)
+        joined = NodeJoined(
+            node=self._node,
+            incarnation=request.incarnation,
+            inventory=request.inventory,
+            highest_generation=request.highest_generation,
+        )
         self._welcomes.pop(request.incarnation, None)
+        update = {"cell": request.cell or self._input.cell, "terms": request.terms or self._input.terms}
+        self._input = self._input.model_copy(update=update)
         fleet = fleet_id(self._input.cell)
         told = await calls.tell_surely(fleet, messages.SIGNAL_NODE_JOINED, joined, give_up_after_s=FLEET_WAIT_S)
         if not told:
             raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} does not run: start worker.py"))
-        await workflow.wait_condition(lambda: request.incarnation in self._welcomes)
+        try:
+            await workflow.wait_condition(
+                lambda: request.incarnation in self._welcomes,
+                timeout=FLEET_WAIT_S,
+                timeout_summary="Fleet's answer to a join",
+            )
+        except TimeoutError as error:
+            raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} did not answer the join")) from error
         welcome = self._welcomes.pop(request.incarnation)
         # No await from here to the answer: between two agents' joins the later one holds the node.
-        self._incarnation, self._left = request.incarnation, False
+        self._incarnation, self._machine, self._left = request.incarnation, request.machine, False
         self._wanted = True
         running = {shard.shard for shard in request.shards}
         claimed = tuple(claim.shard for claim in welcome.claims if claim.shard in running)
         await self._tell_missing([claim for claim in welcome.claims if claim.shard not in running])
-        return JoinAnswer(claimed=claimed, generation=welcome.generation)
+        return JoinAnswer(claimed=claimed)
 
     @join.validator
     def _check_join(self, request: JoinRequest) -> None:
         if request.node != self._node:
             raise ApplicationError(f"this is node {self._node}, not {request.node}", type=Reason.BAD_INPUT.value)
+        if self._held and request.machine != self._machine:
+            raise ApplicationError(
+                f"node {self._node} is held by another machine's agent: give this node another name in its agent.yaml",
+                type=node_contract.NAME_TAKEN,
+                non_retryable=True,
+            )
 
     @workflow.update(name=node_contract.REPORT)
     async def report(self, report: Report) -> Reported:
@@ -160,6 +200,11 @@ class Node:
     @leave.validator
     def _check_leave(self, leave: Leave) -> None:
         self._refuse_stale(leave.incarnation)
+
+    @workflow.signal(name=node_contract.SIGNAL_REJOIN)
+    def rejoin(self, rejoin: Rejoin) -> None:
+        """Close the lease: the agent sees it, and joins a Fleet that knows nothing of it."""
+        self._reopen = True
 
     @workflow.signal(name=messages.SIGNAL_WELCOME)
     def welcome(self, welcome: Welcome) -> None:
@@ -189,6 +234,8 @@ class Node:
         replica = replica_id(change.shard.replica, self._input.cell)
         if await calls.tell(replica, messages.SIGNAL_SHARD_CHANGED, ShardNews(change=change)):
             return
+        if change.health is not ShardHealth.EXITED:
+            return  # it still runs and holds its memory; a worker's round finds that its workflow is gone
         # Its workflow is gone (somebody terminated it): Fleet hears of the end directly.
         event = ReplicaEvent(
             replica=change.shard.replica,

@@ -32,7 +32,7 @@ class Reconcile:
         asked = input or ReconcileInput()
         t0 = workflow.time_ns()
         pass_id = workflow.info().run_id
-        plan = await calls.place(PlaceRequest(cell=asked.cell, pass_id=pass_id, now=workflow.time()))
+        plan = await calls.place(PlaceRequest(cell=asked.cell, pass_id=pass_id, now=max(asked.at, workflow.time())))
         if not plan.steps:
             return plan
         # Only now are spans opened, with the start they really had: a quiet pass leaves no trace.

@@ -25,7 +25,7 @@ from fleet.render import markdown
 from fleet.state import ReplicaState
 from workflows import calls, messages
 from workflows.messages import Action, ReplicaInput, ShardNews, ToReplica
-from workflows.spans import fail, span, traceparent, within
+from workflows.spans import ends, fail, span, traceparent, within
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
 NODE = SearchAttributeKey.for_keyword(contract.SEARCH_NODE)
@@ -60,12 +60,18 @@ class Replica:
         workflow.upsert_search_attributes([MODEL.value_set(input.model), NODE.value_set(node)])
         try:
             end = await self._live()
+            self._show(end.state or "stopped", end.failure)
+            await calls.tell_fleet(input.cell, end)
         except asyncio.CancelledError:
             # A person cancelled it: stop what runs, and say so, before the workflow closes as cancelled.
-            await asyncio.shield(asyncio.ensure_future(self._cancelled()))
+            failure = Failure(reason=Reason.STOPPED_BY_HAND, detail="somebody cancelled the replica's workflow")
+            await asyncio.shield(asyncio.ensure_future(self._end_badly(failure)))
             raise
-        self._show(end.state or "stopped", end.failure)
-        await calls.tell_fleet(input.cell, end)
+        except Exception as error:
+            if ends(error):
+                # A fault of ours must not leave an engine running and a reservation that nobody ever gives back.
+                await self._end_badly(calls.failure_of(error))
+            raise
 
     async def _live(self) -> ReplicaEvent:
         if self._input.action is Action.STOP:
@@ -186,9 +192,8 @@ class Replica:
             else:
                 return
 
-    async def _cancelled(self) -> None:
+    async def _end_badly(self, failure: Failure) -> None:
         await self._stop_shards()
-        failure = Failure(reason=Reason.CANCELLED, detail="somebody cancelled the replica's workflow")
         await calls.tell_fleet(self._input.cell, self._event(ReplicaState.FAILED, failure=failure))
 
     # -- what arrives -------------------------------------------------------------------------------------------------

@@ -44,17 +44,25 @@ def span(
         with within(trace.set_span_in_context(opened)):
             yield opened
     except BaseException as error:
+        if not ends(error):
+            raise  # it is opened anew, with the same ids; ending it here would export it early
         if is_cancelled_exception(error):
             fail(opened, Failure(reason=Reason.CANCELLED, detail="it was cancelled"))
-        elif workflow.is_failure_exception(error):
-            opened.set_status(Status(StatusCode.ERROR, str(error)))
         else:
-            # Not the workflow's failure: the task is tried again and opens the span anew, or the worker let go of
-            # the workflow. Ending it here would export it early.
-            raise
+            opened.set_status(Status(StatusCode.ERROR, str(error)))
         opened.end()
         raise
     opened.end()
+
+
+def ends(error: BaseException) -> bool:
+    """Whether an exception ends what it leaves: a failure or a cancellation of the workflow.
+
+    Anything else does not: the task is tried again, or the worker lets go of the workflow and closes its coroutines.
+    """
+    if isinstance(error, GeneratorExit) or not workflow.in_workflow():
+        return False
+    return is_cancelled_exception(error) or workflow.is_failure_exception(error)
 
 
 def instant(name: str, attributes: Mapping[str, AttributeValue]) -> None:

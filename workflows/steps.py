@@ -9,7 +9,7 @@ from temporalio.exceptions import is_cancelled_exception
 
 from activities.contract import STEPS, StepState, StepStatus
 from workflows.calls import failed, failure_of
-from workflows.spans import fail, instant, span
+from workflows.spans import ends, fail, instant, span
 
 
 class Step:
@@ -54,8 +54,8 @@ class Steps:
             try:
                 yield Step(opened, lambda detail: self._set(name, detail=detail))
             except BaseException as error:
-                if not is_cancelled_exception(error) and not workflow.is_failure_exception(error):
-                    raise  # the task is tried again; the step is still running
+                if not ends(error):
+                    raise  # the step is still running
                 failure = failure_of(error)
                 self._end(name, StepState.FAILED, opened, failure.line)
                 fail(opened, failure)

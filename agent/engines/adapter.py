@@ -89,6 +89,9 @@ class Adapter(Protocol):
     def in_flight(self, metrics: str) -> int | None:
         """Requests running or queued, from the text of `/metrics`; None where it does not say."""
 
+    def tokens(self, metrics: str) -> int | None:
+        """Tokens read and written since it started, from the same text; None where it does not say."""
+
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         """Why it ended, from its exit and the end of its log."""
 

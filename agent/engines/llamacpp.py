@@ -66,5 +66,8 @@ class LlamaCpp:
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("llamacpp:requests_processing", "llamacpp:requests_deferred"))
 
+    def tokens(self, metrics: str) -> int | None:
+        return gauge_sum(metrics, ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"))
+
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail, clean=lambda line: _STAMP.sub("", line).strip())

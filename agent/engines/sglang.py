@@ -74,5 +74,8 @@ class SgLang:
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("sglang:num_running_reqs", "sglang:num_queue_reqs"))
 
+    def tokens(self, metrics: str) -> int | None:
+        return gauge_sum(metrics, ("sglang:prompt_tokens_total", "sglang:generation_tokens_total"))
+
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail)

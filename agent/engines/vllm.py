@@ -85,5 +85,8 @@ class Vllm:
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("vllm:num_requests_running", "vllm:num_requests_waiting"))
 
+    def tokens(self, metrics: str) -> int | None:
+        return gauge_sum(metrics, ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"))
+
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail)

@@ -9,6 +9,8 @@ Run as `python engine.py HOST PORT [knob=value …]`:
     loner=PATH    starts a process in a session of its own that ignores SIGTERM, and writes its pid to PATH
     busy=N        requests in flight; POST /busy/N changes it
     sick=1        health answers 500 from the start; POST /sick/1 changes it
+    tokens=N      read and written in all; POST /tokens/N changes it
+    metrics=HOW   full, hang (never answered), bare (without what it works on) or broken (500); POST /metrics/HOW
 """
 
 import json
@@ -37,6 +39,10 @@ class State:
         self.ready_at = time.monotonic() + float(knobs.get("slow", 0))
         self.busy = int(knobs.get("busy", 0))
         self.sick = knobs.get("sick") == "1"
+        self.tokens = int(knobs.get("tokens", 0))
+        self.metrics = knobs.get("metrics", "full")
+        self.looks = 0
+        """At the metrics."""
 
 
 class Server(ThreadingHTTPServer):
@@ -54,7 +60,9 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/health":
             self._answer(500 if state.sick else 200, "sick" if state.sick else "ok")
         elif self.path == "/metrics":
-            self._answer(200, f"# TYPE fake_running gauge\nfake_running {state.busy}\n")
+            self._metrics(state)
+        elif self.path == "/looks":
+            self._answer(200, str(state.looks))
         else:
             self._answer(404, "no such path")
 
@@ -66,8 +74,25 @@ class Handler(BaseHTTPRequestHandler):
             state.busy = int(value[0])
         elif knob == "sick":
             state.sick = value[0] == "1"
+        elif knob == "tokens":
+            state.tokens = int(value[0])
+        elif knob == "metrics":
+            state.metrics = value[0]
         message = {"role": "assistant", "content": "hello"}
         self._answer(200, json.dumps({"choices": [{"index": 0, "message": message}]}))
+
+    def _metrics(self, state: State) -> None:
+        state.looks += 1
+        if state.metrics == "hang":
+            self.rfile.read(1)  # until the other side gives up
+        elif state.metrics == "bare":
+            self._answer(200, "# TYPE fake_other gauge\nfake_other 1\n")
+        elif state.metrics == "broken":
+            self._answer(500, "no metrics")
+        else:
+            self._answer(
+                200, f"# TYPE fake_running gauge\nfake_running {state.busy}\nfake_tokens_total {state.tokens}\n"
+            )
 
     def _answer(self, code: int, body: str) -> None:
         self.send_response(code)

@@ -54,6 +54,9 @@ class FakeAdapter:
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("fake_running",))
 
+    def tokens(self, metrics: str) -> int | None:
+        return gauge_sum(metrics, ("fake_tokens_total",))
+
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail)
 

@@ -1,0 +1,140 @@
+"""What a worker looks after by itself, now and then: that Fleet runs, and that each replica has its workflow.
+
+Nothing here writes a history event while all is well: it reads, and signals Fleet what is wrong.
+"""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities import contract, node_contract
+from activities.contract import Orphan, Snapshot, fleet_id, replica_id
+from fleet.state import HOLDING, NodeState, Policy, ReplicaState
+
+log = logging.getLogger("llmgw.rounds")
+
+EVERY_S = 10.0
+"""Between rounds: a reader of `ctl status` may see a false state for so long. Each costs two calls."""
+
+WATCHED = HOLDING - {ReplicaState.PLACED}
+"""States in which a replica has a workflow; one that is placed is started again by the planner itself."""
+
+
+class Rounds:
+    """The rounds of one worker; several workers may make them at once."""
+
+    def __init__(self, client: Client, cell: str, policy: Policy, task_timeout: timedelta) -> None:
+        self._client = client
+        self._cell = cell
+        self._policy = policy
+        self._task_timeout = task_timeout
+        self._missed: set[tuple[str, int]] = set()
+        """Replicas and generations whose workflow was not listed in the last round."""
+        self._deserted: set[tuple[str, str]] = set()
+        """Nodes and incarnations likewise."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Make rounds until `stop`; what goes wrong with Temporal is logged, and tried again in the next.
+
+        The first one tells Fleet the policy of this worker's configuration.
+        """
+        told = False
+        while not stop.is_set():
+            try:
+                await self.ensure_fleet()
+                if not told:
+                    await self.configure()
+                    told = True
+                await self.find_orphans()
+                await self.find_deserted()
+            except RPCError as error:
+                log.warning("round: %s", error.message)
+            try:
+                await asyncio.wait_for(stop.wait(), EVERY_S)
+            except TimeoutError:
+                continue
+
+    async def ensure_fleet(self) -> bool:
+        """Start the cell's Fleet if none runs, and tell the nodes that are there to join it; True if it was started."""
+        try:
+            await self._client.start_workflow(
+                contract.FLEET_WORKFLOW,
+                {"cell": self._cell, "state": {"cell": self._cell, "policy": self._policy.model_dump(mode="json")}},
+                id=fleet_id(self._cell),
+                task_queue=contract.CONTROL_QUEUE,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                task_timeout=self._task_timeout,
+                static_summary=f"the fleet of cell {self._cell}",
+            )
+        except WorkflowAlreadyStartedError:
+            return False
+        async for node in self._client.list_workflows(
+            f"WorkflowType = '{node_contract.NODE_WORKFLOW}' AND ExecutionStatus = 'Running'"
+        ):
+            await self._signal(node.id)
+        return True
+
+    async def configure(self) -> None:
+        """Tell Fleet the policy of this worker's configuration."""
+        fleet = self._client.get_workflow_handle(fleet_id(self._cell))
+        await fleet.signal(contract.SIGNAL_CONFIGURE, contract.ConfigureArg(policy=self._policy))
+
+    async def find_orphans(self) -> list[str]:
+        """Tell Fleet which replicas have no workflow any more; returns them.
+
+        Visibility is asked first, once for all, and lags a little; what it misses is looked at itself.
+        """
+        fleet = self._client.get_workflow_handle(fleet_id(self._cell))
+        snapshot: Snapshot = await fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
+        query = f"WorkflowType = '{contract.REPLICA_WORKFLOW}' AND ExecutionStatus = 'Running'"
+        running = {workflow.id async for workflow in self._client.list_workflows(query)}
+        held = [replica for replica in snapshot.state.replicas.values() if replica.state in WATCHED]
+        missed = [replica for replica in held if replica_id(replica.id, self._cell) not in running]
+        # Twice missed, a round apart: the first time its workflow may be starting or closing.
+        twice = [replica for replica in missed if (replica.id, replica.generation) in self._missed]
+        self._missed = {(replica.id, replica.generation) for replica in missed}
+        found = [replica for replica in twice if not await self._runs(replica_id(replica.id, self._cell))]
+        for replica in found:
+            log.warning("the workflow of replica %s is gone: it is started anew", replica.id)
+            await fleet.signal(contract.SIGNAL_ORPHANED, Orphan(replica=replica.id, generation=replica.generation))
+        return [replica.id for replica in found]
+
+    async def find_deserted(self) -> list[str]:
+        """Tell Fleet which nodes have no workflow, and so nobody who would notice their agent's end; returns them.
+
+        Somebody terminated it. An agent that lives sees its lease closed and joins within seconds, with a new one.
+        """
+        fleet = self._client.get_workflow_handle(fleet_id(self._cell))
+        snapshot: Snapshot = await fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
+        query = f"WorkflowType = '{node_contract.NODE_WORKFLOW}' AND ExecutionStatus = 'Running'"
+        running = {workflow.id async for workflow in self._client.list_workflows(query)}
+        members = [node for node in snapshot.state.nodes.values() if node.state is not NodeState.LOST]
+        missed = [node for node in members if contract.node_id(node.id) not in running]
+        twice = [node for node in missed if (node.id, node.incarnation) in self._deserted]
+        self._deserted = {(node.id, node.incarnation) for node in missed}
+        found = [node for node in twice if not await self._runs(contract.node_id(node.id))]
+        for node in found:
+            log.warning("the workflow of node %s is gone, and no agent has joined since: it is lost", node.id)
+            await fleet.signal(contract.SIGNAL_DESERTED, contract.Deserted(node=node.id, incarnation=node.incarnation))
+        return [node.id for node in found]
+
+    async def _runs(self, workflow: str) -> bool:
+        try:
+            described = await self._client.get_workflow_handle(workflow).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return described.status is WorkflowExecutionStatus.RUNNING
+
+    async def _signal(self, workflow: str) -> None:
+        try:
+            await self._client.get_workflow_handle(workflow).signal(node_contract.SIGNAL_REJOIN, node_contract.Rejoin())
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:  # it ended meanwhile
+                raise

@@ -1,0 +1,168 @@
+"""What wishes would come to: they are applied to a copy of the state, and passes are planned until nothing is left.
+
+Nothing is looked up for it: a model's weights and memory are those the catalog knows, or what the wish itself says.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fleet import wishes
+from fleet.architectures import FORMATS, engine_for
+from fleet.commits import commit
+from fleet.facts import ReplicaEvent, replica_changed
+from fleet.planning import plan
+from fleet.reasons import LlmgwError, Reason, RefusedError
+from fleet.records import Record
+from fleet.repos import parse_repo
+from fleet.spec import Engine, Format, JobRequest, ModelSpec, ShardNeed, Weights, safe_id
+from fleet.state import FleetState, ModelRecord, ReplicaState
+from fleet.steps import Plan
+
+PASSES = 12
+"""Passes that are looked ahead: a rollout takes one for each replica and one more; what is later changes anyway."""
+
+FOLLOWS: dict[ReplicaState, ReplicaState | None] = {
+    ReplicaState.PLACED: ReplicaState.SERVING,
+    ReplicaState.STARTING: ReplicaState.SERVING,
+    ReplicaState.DRAINING: None,
+    ReplicaState.DRAINED: None,
+    ReplicaState.STOPPING: None,
+}
+"""What a replica comes to where all goes well; None: it is gone."""
+
+
+class Unplanned(Record):
+    """A wish that is not part of the forecast."""
+
+    model: str
+    sentence: str
+
+
+class Pass(NamedTuple):
+    """One pass, and the state it was planned from."""
+
+    plan: Plan
+    state: FleetState
+
+
+def wish(
+    state: FleetState, requests: Iterable[JobRequest], removed: Iterable[str], now: float
+) -> tuple[FleetState, tuple[Unplanned, ...]]:
+    """The state with all wishes that can be taken, and a sentence for each that cannot."""
+    refused = []
+    for request in requests:
+        name = request.name or ""
+        try:
+            state, _ = wishes.apply(state, wished_spec(state, request), now)
+        except LlmgwError as error:
+            refused.append(Unplanned(model=name, sentence=error.failure.detail))
+    for name in removed:
+        state = wishes.remove(state, name)
+    return state, tuple(refused)
+
+
+def passes(state: FleetState, now: float) -> tuple[Pass, ...]:
+    """What the fleet would do, pass by pass: each begins when all that the one before asked for has gone well."""
+    found: list[Pass] = []
+    while len(found) < PASSES:
+        decided = plan(state, now)
+        if decided.quiet:
+            break
+        found.append(Pass(decided, state))
+        state = obeyed(commit(state, decided, now), now)
+    return tuple(found)
+
+
+def obeyed(state: FleetState, now: float) -> FleetState:
+    """The state once every start has succeeded and every drain and stop has ended."""
+    for replica in list(state.replicas.values()):
+        if replica.state in FOLLOWS:
+            event = ReplicaEvent(replica=replica.id, generation=replica.generation, state=FOLLOWS[replica.state])
+            state = replica_changed(state, event, now)
+    return state
+
+
+def wished_spec(state: FleetState, request: JobRequest) -> ModelSpec:
+    """The spec a serve job would put into the catalog. Raises StepError or RefusedError where that cannot be told."""
+    name = request.name or ""
+    known = _known(state, request)
+    if known is None:
+        return _spec_of_new(name, request)
+    spec = known.spec
+    memory = int(request.memory) if request.memory is not None else spec.need.memory
+    return _spec(
+        name,
+        request,
+        repo=spec.repo,
+        engine=request.engine or spec.engine,
+        weights=spec.weights,
+        need=ShardNeed(memory=memory, gpus=request.gpus, disk=spec.need.disk),
+        context_length=request.context_length or spec.context_length,
+    )
+
+
+def _known(state: FleetState, request: JobRequest) -> ModelRecord | None:
+    """A model with these weights: the one of that name first."""
+    same = [
+        model
+        for model in state.models.values()
+        if model.spec.request is not None and model.spec.request.repo == request.repo
+    ]
+    own = safe_id(request.name or "")
+    return min(same, key=lambda model: (model.spec.id != own, model.spec.id), default=None)
+
+
+def _spec_of_new(name: str, request: JobRequest) -> ModelSpec:
+    engine = request.engine or _engine(request.repo or "")
+    absent = [key for key, value in (("memory", request.memory), ("engine", engine)) if value is None]
+    if request.memory is None or engine is None:
+        raise RefusedError(
+            Reason.FIT_UNKNOWN,
+            f"what it needs is known only once its weights are looked up: say its {' and '.join(absent)}, or apply it",
+        )
+    weights = Weights(model_id=f"{safe_id(name)}-new", format=FORMATS[engine], entry="", files=(), mirror="")
+    return _spec(
+        name,
+        request,
+        repo=request.repo or "",
+        engine=engine,
+        weights=weights,
+        need=ShardNeed(memory=int(request.memory), gpus=request.gpus),
+        context_length=request.context_length or 1,
+    )
+
+
+def _engine(repo: str) -> Engine | None:
+    """The engine, where the reference itself tells the weights' format."""
+    ref = parse_repo(repo)
+    return engine_for(Format.GGUF) if ref.variant or ref.location.lower().endswith(".gguf") else None
+
+
+def _spec(
+    name: str,
+    request: JobRequest,
+    *,
+    repo: str,
+    engine: Engine,
+    weights: Weights,
+    need: ShardNeed,
+    context_length: int,
+) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        repo=repo,
+        engine=engine,
+        weights=weights,
+        need=need,
+        replicas=request.replicas,
+        priority=request.priority,
+        constraints=request.constraints,
+        scaling=request.scaling,
+        rollout=request.rollout,
+        context_length=context_length,
+        concurrency=request.concurrency,
+        args=request.args,
+        request=request,
+        start_deadline_s=request.start_deadline_s,
+        drain_deadline_s=request.drain_deadline_s,
+    )

@@ -1,0 +1,135 @@
+"""Replicas by demand: what starts or has just started is not idle; and, with real processes and the real engine, a
+model that goes to zero, is woken by a request through the gateway, and grows with its streams."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fleet.commits import commit
+from fleet.demand import target
+from fleet.facts import ReplicaEvent, node_joined, replica_changed, used
+from fleet.planning import next_deadline, plan
+from fleet.spec import Scaling
+from fleet.state import FleetState, ReplicaState
+from fleet.wishes import apply
+from tests.fleets import inventory, spec
+from tests.gateway_fakes import free_port
+from tests.system import System, system
+from tests.waiting import until
+
+TO_ZERO = Scaling(min=0, max=2, target_in_flight=1, idle_after_s=3, cooldown_s=1)
+
+
+def placed(now: float) -> FleetState:
+    """A model that may go to zero, just placed."""
+    state = node_joined(FleetState(), "n1", "i1", inventory(), now)
+    state, _ = apply(state, spec("m", scaling=TO_ZERO), now)
+    return commit(state, plan(state, now), now)
+
+
+def changed(state: FleetState, to: ReplicaState, now: float) -> FleetState:
+    event = ReplicaEvent(replica="m-0", generation=1, state=to, endpoint="http://n1:1")
+    return replica_changed(state, event, now)
+
+
+def wanted(state: FleetState, now: float) -> int:
+    return target(state.models["m"], list(state.replicas.values()), now).replicas
+
+
+def test_a_model_whose_start_takes_longer_than_its_idle_time_is_not_stopped_before_it_serves() -> None:
+    state = placed(100)
+    assert [wanted(state, 100), wanted(state, 160)] == [1, 1]
+    state = changed(state, ReplicaState.STARTING, 110)
+    assert wanted(state, 160) == 1
+    state = changed(state, ReplicaState.SERVING, 160)
+    assert (wanted(state, 162.9), wanted(state, 163)) == (1, 0)
+    assert next_deadline(state, 162) == 163
+
+
+def test_one_that_is_woken_from_zero_lives_until_it_has_been_idle() -> None:
+    state = changed(placed(100), ReplicaState.SERVING, 101)
+    state = commit(state, plan(state, 104), 104)
+    assert [step.kind for step in plan(state, 104).steps] == []
+    state = replica_changed(state, ReplicaEvent(replica="m-0", generation=1, state=None), 105)
+    assert wanted(state, 200) == 0
+    state = used(state, "m", 200)
+    assert wanted(state, 200) == 1
+    state = commit(state, plan(state, 200), 200)
+    assert state.replicas["m-1"].state is ReplicaState.PLACED
+    assert wanted(state, 230) == 1
+
+
+# -- with real processes ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def front_door(running: System) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway process that has read the routes."""
+    port = free_port()
+    running.start_gateway(port)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+
+        async def ready() -> bool:
+            try:
+                return (await client.get("/health")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        await until(ready, 30)
+        yield client
+
+
+def chat(tokens: int, *, stream: bool = False) -> dict[str, object]:
+    message = {"role": "user", "content": "Count as far as you can."}
+    # Without the end of the text, so that a stream is as long as it says.
+    return {"model": "tiny", "messages": [message], "max_tokens": tokens, "stream": stream, "ignore_eos": True}
+
+
+async def streamed(client: httpx.AsyncClient, over: asyncio.Event) -> int:
+    """Streams one after another until `over`; how many there were."""
+    count = 0
+    while not over.is_set():
+        async with client.stream("POST", "/v1/chat/completions", json=chat(400, stream=True)) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                assert "error" not in line
+                if over.is_set():
+                    break
+        count += 1
+    return count
+
+
+@pytest.mark.usefixtures("real_engine")
+async def test_a_model_goes_to_zero_is_woken_by_a_request_and_grows_with_its_streams(tmp_path: Path) -> None:
+    scaling = {"min": 0, "max": 2, "target_in_flight": 1, "idle_after_s": 3, "cooldown_s": 1}
+    async with system(tmp_path / "demand") as running:
+        running.start_worker(tracing=False)
+        running.start_agent("n1", tracing=False)
+        async with front_door(running) as client:
+            await running.ready("n1")
+            await (await running.serve(scaling=scaling)).result()
+            await until(lambda: running.serves(0), 60)
+            assert (await running.state()).models["tiny"].scaled == 0
+            assert running.engines() == []
+
+            answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=chat(8)) for _ in range(3)))
+            assert [answer.status_code for answer in answers] == [200] * 3
+            assert all(answer.json()["choices"][0]["message"]["content"] for answer in answers)
+            await until(lambda: running.serves(0), 60)
+
+            # Idle for longer than a report may take: streams that go on must not look idle.
+            await (await running.serve(scaling={**scaling, "idle_after_s": 60})).result()
+            over = asyncio.Event()
+            streams = [asyncio.create_task(streamed(client, over)) for _ in range(4)]
+            try:
+                await until(lambda: running.serves(2), 60)
+            finally:
+                over.set()
+                counts = await asyncio.gather(*streams)
+            assert min(counts) >= 1
+            state = await running.state()
+            assert state.models["tiny"].scaled == 2
