@@ -63,6 +63,8 @@ class FleetConfig(Section):
 
     restart: RestartConfig = RestartConfig()
     unstarted_after_s: Annotated[float, Field(gt=0)] = 30.0
+    mass_loss_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    mass_loss_window_s: Annotated[float, Field(gt=0)] = 300.0
 
     def policy(self) -> Policy:
         """As the Fleet workflow keeps it."""

@@ -96,8 +96,8 @@ def test_gguf_that_fits(model: Weights) -> None:
 
 
 def test_operators_numbers_replace_the_estimate(model: Weights) -> None:
-    result = checked(model, small_fleet(), memory="12GiB", gpus=0, context_length=100, name="mine")
-    assert (result.estimate, result.need.memory, result.context_length) == (None, 12 * GIB, 100)
+    result = checked(model, small_fleet(), memory="12GiB", gpus=0, context_length=300, name="mine")
+    assert (result.estimate, result.need.memory, result.context_length) == (None, 12 * GIB, 300)
     assert result.sentence == "mine needs 12 GiB; fits n1 (as the operator said)"
 
 
@@ -127,7 +127,7 @@ def test_header_that_leaves_out_the_heads(tmp_path: Path) -> None:
     ("data", "reason", "says"),
     [
         (gguf(missing=1), Reason.WEIGHTS_UNREADABLE, "m.gguf is truncated: its header says"),
-        (b"<html>", Reason.WEIGHTS_UNREADABLE, "m.gguf is not a GGUF file: it starts with b'<htm'"),
+        (b"<html>", Reason.WEIGHTS_UNREADABLE, "m.gguf is not a GGUF file"),
         (gguf(tensors=()), Reason.WEIGHTS_UNREADABLE, "m.gguf holds no tensors"),
         (gguf({**LLAMA, "general.type": "adapter"}), Reason.UNSUPPORTED_ARCHITECTURE, "is of type adapter"),
         (

@@ -76,8 +76,8 @@ def test_truncated_file_says_both_sizes() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "is not a GGUF file: it starts with b''"),
-        (b"PK\x03\x04" + bytes(64), r"it starts with b'PK\x03\x04'"),
+        (b"", "is empty"),
+        (b"PK\x03\x04" + bytes(64), "is not a GGUF file"),
         (b"GGUF", "does not end within its 4 bytes"),
         (gguf(version=1), "has GGUF version 1"),
         (gguf(version=3 << 24), "is big-endian"),

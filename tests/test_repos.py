@@ -169,7 +169,7 @@ def test_choice(paths: list[str], variant: str, chosen: list[str], entry: str) -
 @pytest.mark.parametrize(
     ("paths", "variant", "says"),
     [
-        ([], "", "no GGUF and no safetensors, but 0 files"),
+        ([], "", "no GGUF and no safetensors: it is empty"),
         (["pytorch_model.bin"], "", "only pickled weights, which can run code (pytorch_model.bin)"),
         (["a-Q4_0.gguf", "a-Q8_0.gguf"], "", "2 GGUF variants are there: name one"),
         (["a-Q4_0.gguf", "a-Q8_0.gguf"], "Q2_K", "no GGUF variant Q2_K is there; there are: Q4_0, Q8_0"),
