@@ -56,7 +56,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
     store = WeightStore(tmp_path / "weights", status.f_frsize * status.f_blocks)
     with pytest.raises(StepError) as caught:
         await store.bring(mirrored(tmp_path), lambda done, total: None)
-    assert caught.value.failure.reason is Reason.DISK_FULL
+    assert caught.value.failure.reason is Reason.DISK
     assert store.held() == ()
 
 
