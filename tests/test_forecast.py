@@ -63,7 +63,7 @@ def test_a_preemption_names_its_victim_and_what_comes_after() -> None:
         "scale up high-0: wanted 1, there are 0",
         "  waits: 0/1 nodes fit high: 1 memory (need 12 GiB, best free 6 GiB on n1); room is being made",
         "scale up low-1: wanted 1, there are 0",
-        "  waits: 0/1 nodes fit low: 1 memory (need 10 GiB, best free 0 B on n1)",
+        "  waits: 0/1 nodes fit low: 1 memory (need 10 GiB, best free 6 GiB on n1)",
         "pass 2",
         "scale up high-0 on n1: wanted 1, there are 0",
         "  fits 1 of 1 nodes, reserves 12 GiB",
