@@ -154,6 +154,9 @@ SIGNAL_REJOIN = "rejoin"
 class Rejoin(Record):
     """Fleet began anew, so the agent must introduce itself again."""
 
+    cell: str = ""
+    """Whose Fleet; nodes of other cells do not mind."""
+
 
 class LeaseTerms(Record):
     """How soon a silent agent is noticed, and how long it may take to come back."""

@@ -35,8 +35,8 @@ class Rounds:
         self._task_timeout = task_timeout
         self._missed: set[tuple[str, int]] = set()
         """Replicas and generations whose workflow was not listed in the last round."""
-        self._deserted: set[tuple[str, str]] = set()
-        """Nodes and incarnations likewise."""
+        self._odd: set[str] = set()
+        """Node workflows that were on one side only in the last round."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make rounds until `stop`; what goes wrong with Temporal is logged, and tried again in the next.
@@ -51,7 +51,7 @@ class Rounds:
                     await self.configure()
                     told = True
                 await self.find_orphans()
-                await self.find_deserted()
+                await self.compare_nodes()
             except RPCError as error:
                 log.warning("round: %s", error.message)
             try:
@@ -60,7 +60,7 @@ class Rounds:
                 continue
 
     async def ensure_fleet(self) -> bool:
-        """Start the cell's Fleet if none runs, and tell the nodes that are there to join it; True if it was started."""
+        """Start the cell's Fleet if none runs; True if it was started."""
         try:
             await self._client.start_workflow(
                 contract.FLEET_WORKFLOW,
@@ -73,10 +73,6 @@ class Rounds:
             )
         except WorkflowAlreadyStartedError:
             return False
-        async for node in self._client.list_workflows(
-            f"WorkflowType = '{node_contract.NODE_WORKFLOW}' AND ExecutionStatus = 'Running'"
-        ):
-            await self._signal(node.id)
         return True
 
     async def configure(self) -> None:
@@ -104,24 +100,31 @@ class Rounds:
             await fleet.signal(contract.SIGNAL_ORPHANED, Orphan(replica=replica.id, generation=replica.generation))
         return [replica.id for replica in found]
 
-    async def find_deserted(self) -> list[str]:
-        """Tell Fleet which nodes have no workflow, and so nobody who would notice their agent's end; returns them.
+    async def compare_nodes(self) -> list[str]:
+        """Compare Fleet's nodes with the Node workflows; returns the nodes that are on one side only.
 
-        Somebody terminated it. An agent that lives sees its lease closed and joins within seconds, with a new one.
+        One without a workflow (somebody terminated it) has nobody who would notice its agent's end: Fleet is told that
+        it is lost. An agent that lives sees its lease closed and joins within seconds, with a new workflow. One that
+        Fleet does not know (it began anew) is asked to join.
         """
         fleet = self._client.get_workflow_handle(fleet_id(self._cell))
         snapshot: Snapshot = await fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
         query = f"WorkflowType = '{node_contract.NODE_WORKFLOW}' AND ExecutionStatus = 'Running'"
         running = {workflow.id async for workflow in self._client.list_workflows(query)}
-        members = [node for node in snapshot.state.nodes.values() if node.state is not NodeState.LOST]
-        missed = [node for node in members if contract.node_id(node.id) not in running]
-        twice = [node for node in missed if (node.id, node.incarnation) in self._deserted]
-        self._deserted = {(node.id, node.incarnation) for node in missed}
-        found = [node for node in twice if not await self._runs(contract.node_id(node.id))]
-        for node in found:
-            log.warning("the workflow of node %s is gone, and no agent has joined since: it is lost", node.id)
-            await fleet.signal(contract.SIGNAL_DESERTED, contract.Deserted(node=node.id, incarnation=node.incarnation))
-        return [node.id for node in found]
+        known = {contract.node_id(node.id): node for node in snapshot.state.nodes.values()}
+        members = {key for key, node in known.items() if node.state is not NodeState.LOST}
+        # Twice, a round apart: a join may be under way, and visibility lags.
+        odd = (running - known.keys()) | (members - running)
+        twice, self._odd = odd & self._odd, odd
+        for workflow in twice:
+            node = known.get(workflow)
+            if node is None:
+                await self._ask_to_join(workflow)
+            elif not await self._runs(workflow):
+                log.warning("the workflow of node %s is gone, and no agent has joined since: it is lost", node.id)
+                deserted = contract.Deserted(node=node.id, incarnation=node.incarnation)
+                await fleet.signal(contract.SIGNAL_DESERTED, deserted)
+        return sorted(twice)
 
     async def _runs(self, workflow: str) -> bool:
         try:
@@ -132,9 +135,10 @@ class Rounds:
             raise
         return described.status is WorkflowExecutionStatus.RUNNING
 
-    async def _signal(self, workflow: str) -> None:
+    async def _ask_to_join(self, workflow: str) -> None:
+        rejoin = node_contract.Rejoin(cell=self._cell)
         try:
-            await self._client.get_workflow_handle(workflow).signal(node_contract.SIGNAL_REJOIN, node_contract.Rejoin())
+            await self._client.get_workflow_handle(workflow).signal(node_contract.SIGNAL_REJOIN, rejoin)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:  # it ended meanwhile
                 raise

@@ -82,6 +82,7 @@ class LightNode:
         self.stopped: list[ShardRef] = []
         self.drained: list[ShardRef] = []
         self.attending = asyncio.Event()
+        self._leases = 0
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "LightNode":
@@ -140,13 +141,16 @@ class LightNode:
 
     @activity.defn(name=node_contract.ATTEND)
     async def attend(self, request: AttendRequest) -> None:
+        self._leases += 1
         self.attending.set()
         try:
             while True:
                 activity.heartbeat()
                 await asyncio.sleep(0.2)
         finally:
-            self.attending.clear()
+            self._leases -= 1  # a new lease may be open before the old one has ended
+            if not self._leases:
+                self.attending.clear()
 
     @activity.defn(name=node_contract.PREFLIGHT)
     async def preflight(self, request: PreflightRequest) -> PreflightResult:

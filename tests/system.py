@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ class System:
             body,
             id=f"job/{uuid.uuid4().hex[:8]}",
             task_queue=contract.CONTROL_QUEUE,
-            task_timeout=None,
+            task_timeout=timedelta(seconds=5),
             result_type=JobResult,
         )
         return handle

@@ -148,7 +148,9 @@ async def test_an_engine_that_is_killed_is_restarted_and_recorded(running: Syste
     after = await running.serving(after=before.generation)
     assert len(after.failures) == 1
     assert await chat(after.endpoint)
-    assert "killed by signal 9" in spans_of(running, "worker")
+    assert after.failure is not None
+    assert "killed by signal 9" in after.failure.detail
+    await until(lambda: "killed by signal 9" in spans_of(running, "worker"))  # exporters write with a delay
 
 
 async def test_worker_and_agent_killed_together_while_starting(running: System) -> None:

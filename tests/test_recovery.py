@@ -74,7 +74,12 @@ async def test_a_fleet_that_was_terminated_is_started_anew_and_its_nodes_join_it
         assert not await rounds.ensure_fleet()
         await cell.fleet.terminate("by hand")
         assert await rounds.ensure_fleet()
-        await until(lambda: not node.attending.is_set(), 20.0)
+
+        async def asked() -> bool:
+            await rounds.compare_nodes()
+            return not node.attending.is_set()
+
+        await until(asked, 20.0)
         await node.join()
         assert (await cell.state()).nodes.keys() == {node.name}
 
@@ -131,11 +136,11 @@ async def test_a_node_whose_workflow_was_terminated_with_its_agent_dead_is_lost(
     async with cell.node("n1") as node:
         await node.join()
         await asyncio.wait_for(node.attending.wait(), 10)
-        assert await rounds.find_deserted() == []
+        assert await rounds.compare_nodes() == []
     await cell.client.get_workflow_handle(contract.node_id(node.name)).terminate("by hand")
 
     async def lost() -> bool:
-        await rounds.find_deserted()
+        await rounds.compare_nodes()
         return (await cell.state()).nodes[node.name].state is NodeState.LOST
 
     await until(lost, 20.0)
@@ -148,7 +153,7 @@ async def test_a_join_that_is_being_answered_keeps_the_node_from_being_lost(cell
         await asyncio.wait_for(node.attending.wait(), 10)
         handle = cell.client.get_workflow_handle(contract.node_id(node.name))
         for _ in range(5):  # the lease closes, no grace is left, and the same agent joins at that moment
-            await handle.signal(node_contract.SIGNAL_REJOIN, node_contract.Rejoin())
+            await handle.signal(node_contract.SIGNAL_REJOIN, node_contract.Rejoin(cell=cell.name))
             await node.join()
         await asyncio.wait_for(node.attending.wait(), 20)
         assert (await cell.state()).nodes[node.name].state is NodeState.READY

@@ -220,7 +220,9 @@ class Fleet:
     def _know(self, node: str) -> None:
         """A node that is no member here (this Fleet began anew) must join again."""
         if node not in self._state.nodes:
-            self._outbox.append(Message(workflow=node_id(node), signal=node_contract.SIGNAL_REJOIN, rejoin=Rejoin()))
+            self._outbox.append(
+                Message(workflow=node_id(node), signal=node_contract.SIGNAL_REJOIN, rejoin=Rejoin(cell=self._cell))
+            )
 
     @workflow.signal(name=messages.SIGNAL_NODE_LOST)
     def node_lost(self, lost: NodeLost) -> None:

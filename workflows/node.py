@@ -204,7 +204,7 @@ class Node:
     @workflow.signal(name=node_contract.SIGNAL_REJOIN)
     def rejoin(self, rejoin: Rejoin) -> None:
         """Close the lease: the agent sees it, and joins a Fleet that knows nothing of it."""
-        self._reopen = True
+        self._reopen = self._reopen or (self._held and rejoin.cell == self._input.cell)
 
     @workflow.signal(name=messages.SIGNAL_WELCOME)
     def welcome(self, welcome: Welcome) -> None:
