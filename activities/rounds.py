@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.exceptions import TemporalError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import contract, node_contract
@@ -52,8 +52,8 @@ class Rounds:
                     told = True
                 await self.find_orphans()
                 await self.compare_nodes()
-            except RPCError as error:
-                log.warning("round: %s", error.message)
+            except TemporalError as error:  # away, or Fleet cannot answer just now
+                log.warning("round: %s", error)
             try:
                 await asyncio.wait_for(stop.wait(), EVERY_S)
             except TimeoutError:
