@@ -1,1 +1,1 @@
-"""Control-plane activities: what a job or a pass does outside workflows. The list is at the end of this package."""
+"""Control-plane activities: what a job or a pass does outside workflows. `worker.py` puts them on its worker."""

@@ -37,6 +37,8 @@ class Rounds:
         """Replicas and generations whose workflow was not listed in the last round."""
         self._odd: set[str] = set()
         """Node workflows that were on one side only in the last round."""
+        self._asked: set[str] = set()
+        """Node workflows that were asked to join, and are not known yet."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make rounds until `stop`; what goes wrong with Temporal is logged, and tried again in the next.
@@ -113,13 +115,17 @@ class Rounds:
         running = {workflow.id async for workflow in self._client.list_workflows(query)}
         known = {contract.node_id(node.id): node for node in snapshot.state.nodes.values()}
         members = {key for key, node in known.items() if node.state is not NodeState.LOST}
+        self._asked -= known.keys()
         # Twice, a round apart: a join may be under way, and visibility lags.
         odd = (running - known.keys()) | (members - running)
         twice, self._odd = odd & self._odd, odd
         for workflow in twice:
             node = known.get(workflow)
-            if node is None:
+            if node is None and workflow not in self._asked:  # once: it may belong to another cell, and not mind
+                self._asked.add(workflow)
                 await self._ask_to_join(workflow)
+            elif node is None:
+                continue
             elif not await self._runs(workflow):
                 log.warning("the workflow of node %s is gone, and no agent has joined since: it is lost", node.id)
                 deserted = contract.Deserted(node=node.id, incarnation=node.incarnation)

@@ -10,6 +10,7 @@ from fleet import wishes
 from fleet.architectures import FORMATS, engine_for
 from fleet.commits import commit
 from fleet.facts import ReplicaEvent, replica_changed
+from fleet.inputs import spec_of
 from fleet.planning import plan
 from fleet.reasons import LlmgwError, Reason, RefusedError
 from fleet.records import Record
@@ -90,7 +91,7 @@ def wished_spec(state: FleetState, request: JobRequest) -> ModelSpec:
         return _spec_of_new(name, request)
     spec = known.spec
     memory = int(request.memory) if request.memory is not None else spec.need.memory
-    return _spec(
+    return spec_of(
         name,
         request,
         repo=spec.repo,
@@ -121,7 +122,7 @@ def _spec_of_new(name: str, request: JobRequest) -> ModelSpec:
             f"what it needs is known only once its weights are looked up: say its {' and '.join(absent)}, or apply it",
         )
     weights = Weights(model_id=f"{safe_id(name)}-new", format=FORMATS[engine], entry="", files=(), mirror="")
-    return _spec(
+    return spec_of(
         name,
         request,
         repo=request.repo or "",
@@ -136,33 +137,3 @@ def _engine(repo: str) -> Engine | None:
     """The engine, where the reference itself tells the weights' format."""
     ref = parse_repo(repo)
     return engine_for(Format.GGUF) if ref.variant or ref.location.lower().endswith(".gguf") else None
-
-
-def _spec(
-    name: str,
-    request: JobRequest,
-    *,
-    repo: str,
-    engine: Engine,
-    weights: Weights,
-    need: ShardNeed,
-    context_length: int,
-) -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        repo=repo,
-        engine=engine,
-        weights=weights,
-        need=need,
-        replicas=request.replicas,
-        priority=request.priority,
-        constraints=request.constraints,
-        scaling=request.scaling,
-        rollout=request.rollout,
-        context_length=context_length,
-        concurrency=request.concurrency,
-        args=request.args,
-        request=request,
-        start_deadline_s=request.start_deadline_s,
-        drain_deadline_s=request.drain_deadline_s,
-    )

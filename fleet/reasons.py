@@ -52,7 +52,6 @@ class Reason(StrEnum):
     STALE_GENERATION = "stale_generation"
     # the system itself
     NODE_UNREACHABLE = "node_unreachable"
-    WORKFLOW_GONE = "workflow_gone"
     SMOKE_TEST_FAILED = "smoke_test_failed"
     STOPPED_BY_HAND = "stopped_by_hand"
     CANCELLED = "cancelled"
@@ -103,7 +102,6 @@ REASONS: dict[Reason, Meaning] = {
     Reason.ENGINE_GONE: Meaning("placement", True, "nothing to do: the fleet restarts it"),
     Reason.STALE_GENERATION: Meaning("placement", False, "nothing to do: a newer copy of this replica exists"),
     Reason.NODE_UNREACHABLE: Meaning("placement", True, "check the node's agent and its way to Temporal"),
-    Reason.WORKFLOW_GONE: Meaning("placement", True, "nothing to do: the fleet starts the replica anew"),
     Reason.SMOKE_TEST_FAILED: Meaning("smoke test", False, "read the engine's log: `ctl replica logs ID`"),
     Reason.STOPPED_BY_HAND: Meaning("placement", False, "start it again with `ctl model retry NAME`"),
     Reason.CANCELLED: Meaning("", False, "nothing to do: somebody cancelled it"),

@@ -1,9 +1,7 @@
 """What follows from a state: what is missing, what was given up, what is free, and what must never be."""
 
 from fleet.reasons import Failure
-from fleet.room import room_of
-from fleet.spec import ShardNeed
-from fleet.state import CPU, HOLDING, FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState
+from fleet.state import HOLDING, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 
 
 def missing(state: FleetState, model: ModelRecord) -> int:
@@ -41,19 +39,6 @@ def given_up(state: FleetState, model: ModelRecord) -> Failure | None:
         if replica.model == model.spec.id and replica.spec_version == model.spec_version and replica.given_up:
             return replica.failure
     return None
-
-
-def best_free(state: FleetState, need: ShardNeed) -> tuple[int, str]:
-    """The most memory one device of a usable node has free for such a shard now, and that node ("" without one)."""
-    room = room_of(state)
-    best = (0, "")
-    for node in state.nodes.values():
-        if node.state is not NodeState.READY:
-            continue
-        for device in node.inventory.devices:
-            if (device.uuid == CPU) == (need.gpus == 0):
-                best = max(best, (room.free(node.id, device.uuid), node.id))
-    return best
 
 
 def over_capacity(state: FleetState) -> tuple[str, ...]:

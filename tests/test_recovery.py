@@ -3,9 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+)
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
 
@@ -287,3 +294,23 @@ async def test_a_large_fleet_is_planned_in_parts_that_fit_into_a_payload(cell: C
     decision = state.models["tiny"].decision
     assert decision is not None
     assert len(decision.verdicts) == 4
+
+
+async def test_a_node_of_another_cell_is_asked_once_and_does_not_mind(cell: Cell) -> None:
+    name = f"stranger-{cell.name}"
+    stranger: WorkflowHandle[Any, Any] = await cell.client.start_workflow(
+        node_contract.NODE_WORKFLOW,
+        node_contract.NodeInput(node=name, cell="elsewhere"),
+        id=contract.node_id(name),
+        task_queue=contract.CONTROL_QUEUE,
+    )
+    rounds = rounds_of(cell)
+
+    async def compared() -> bool:
+        return stranger.id in await rounds.compare_nodes()
+
+    await until(compared, 20.0)
+    assert stranger.id in await rounds.compare_nodes()
+    history = await stranger.fetch_history()
+    signals = [event for event in history.events if event.HasField("workflow_execution_signaled_event_attributes")]
+    assert len(signals) == 1

@@ -23,7 +23,7 @@ from activities.contract import (
     fleet_id,
 )
 from activities.node_contract import PreflightRequest
-from fleet.inputs import read_request
+from fleet.inputs import read_request, spec_of
 from fleet.reasons import Failure, LlmgwError, Reason
 from fleet.render import duration, markdown, size, steps_table
 from fleet.repos import default_name, parse_repo
@@ -172,24 +172,14 @@ class ModelJob:
         return checked
 
     def _spec(self, resolved: ResolvedModel, mirrored: MirrorResult, checked: CheckResult) -> ModelSpec:
-        request = self._request
-        return ModelSpec(
-            name=self._name,
+        return spec_of(
+            self._name,
+            self._request,
             repo=f"{resolved.repo}@{resolved.revision}",
             engine=checked.engine,
             weights=mirrored.weights,
             need=checked.need,
-            replicas=request.replicas,
-            priority=request.priority,
-            constraints=request.constraints,
-            scaling=request.scaling,
-            rollout=request.rollout,
-            request=request,
             context_length=checked.context_length,
-            concurrency=request.concurrency,
-            args=request.args,
-            start_deadline_s=request.start_deadline_s,
-            drain_deadline_s=request.drain_deadline_s,
         )
 
     async def _apply(self, spec: ModelSpec, step: Step) -> None:

@@ -12,6 +12,3 @@ from fleet.spec import Engine
 ADAPTERS: Mapping[Engine, Adapter] = MappingProxyType(
     {Engine.LLAMACPP: LlamaCpp(), Engine.VLLM: Vllm(), Engine.SGLANG: SgLang()}
 )
-
-LLAMACPP_PACKAGE = ADAPTERS[Engine.LLAMACPP].packages(ADAPTERS[Engine.LLAMACPP].tested_version, gpus=False)[0]
-"""The requirement of the llama.cpp this llmgw was tested with."""
