@@ -173,8 +173,7 @@ def _act(state: FleetState, spec: ModelSpec, world: World, verdict: Verdict) -> 
             words = f"give {node.id} the role {constraints.role} in its agent.yaml"
             return Act(words, _with(world, roles=(*inventory.roles, constraints.role)))
         case Reason.DISK:
-            words = f"free {size(verdict.need - verdict.free)} of disk on {node.id}"
-            return Act(words, _with(world, disk_free=verdict.need))
+            return _disk(spec, world)
         case Reason.GPU_MEMORY | Reason.MEMORY:
             return _memory(state, spec, world, verdict)
         case _:
@@ -197,6 +196,18 @@ def _label(spec: ModelSpec, world: World) -> Act | None:
         return None  # a gang's interconnect: which value it has is not ours to say
     words = ", ".join(f"{key}={value}" for key, value in sorted(absent.items()))
     return Act(f"label {world.node.id} {words} in its agent.yaml", _with(world, labels={**labels, **wanted}))
+
+
+def _disk(spec: ModelSpec, world: World) -> Act:
+    """What lacks beside the weights that are on their way to the node already."""
+    node = world.node
+    room = Room((node,), world.replicas)
+    lacking = spec.need.disk - (room.disk(node.id, spec.weights.model_id) or 0)
+    kept = room.disk_kept(node.id)
+    words = f"free {size(lacking)} of disk on {node.id}"
+    if kept:
+        words = f"{words}, which keeps {size(kept)} for weights that are on their way"
+    return Act(words, _with(world, disk_free=node.inventory.disk_free + lacking))
 
 
 def _memory(state: FleetState, spec: ModelSpec, world: World, verdict: Verdict) -> Act | None:

@@ -4,7 +4,8 @@ Facts about an older generation or incarnation are ignored: the state comes back
 """
 
 from fleet.demand import load_at
-from fleet.reasons import Failure, Reason
+from fleet.measures import contradiction
+from fleet.reasons import Failure, Reason, RefusedError
 from fleet.records import Record
 from fleet.state import HOLDING, FleetState, Inventory, NodeRecord, NodeState, ReplicaRecord, ReplicaState
 
@@ -28,7 +29,11 @@ def node_joined(
 
     `highest_generation` is the last one the node has been asked for. A fleet that began anew counts on from there:
     the node refuses older ones, and what an older fleet started must not be taken for what this one starts.
+    Raises RefusedError where the inventory contradicts itself.
     """
+    fault = contradiction(inventory)
+    if fault:
+        raise RefusedError(Reason.BAD_INPUT, f"node {node} may not join: {fault}")
     if highest_generation > state.generation:
         state = state.model_copy(update={"generation": highest_generation})
     old = state.nodes.get(node)
@@ -57,9 +62,12 @@ def claims(state: FleetState, node: str) -> tuple[ReplicaRecord, ...]:
 
 
 def node_measured(state: FleetState, node: str, incarnation: str, inventory: Inventory) -> FleetState:
-    """A node measured itself anew."""
+    """A node measured itself anew; a measurement that contradicts itself is not believed, and the last one stays.
+
+    Who joins with one is told; by then the node serves, and nothing is gained by a report that is refused for ever.
+    """
     old = state.nodes.get(node)
-    if old is None or old.incarnation != incarnation or old.inventory == inventory:
+    if old is None or old.incarnation != incarnation or old.inventory == inventory or contradiction(inventory):
         return state
     return state.with_node(old.model_copy(update={"inventory": inventory, "version": old.version + 1}))
 

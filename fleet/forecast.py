@@ -16,7 +16,7 @@ from fleet.reasons import LlmgwError, Reason, RefusedError
 from fleet.records import Record
 from fleet.repos import parse_repo
 from fleet.spec import Engine, Format, JobRequest, ModelSpec, ShardNeed, Weights, safe_id
-from fleet.state import FleetState, ModelRecord, ReplicaState
+from fleet.state import FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from fleet.steps import Plan
 
 PASSES = 12
@@ -78,8 +78,22 @@ def obeyed(state: FleetState, now: float) -> FleetState:
     """The state once every start has succeeded and every drain and stop has ended."""
     for replica in list(state.replicas.values()):
         if replica.state in FOLLOWS:
+            if FOLLOWS[replica.state] is ReplicaState.SERVING:
+                state = _fetched(state, replica)
             event = ReplicaEvent(replica=replica.id, generation=replica.generation, state=FOLLOWS[replica.state])
             state = replica_changed(state, event, now)
+    return state
+
+
+def _fetched(state: FleetState, replica: ReplicaRecord) -> FleetState:
+    """What it reads lies on its nodes, and stays there when it is gone."""
+    for shard in replica.shards:
+        node = state.nodes.get(shard.node)
+        if node is None or not shard.weights or shard.weights in node.inventory.weights:
+            continue
+        here = node.inventory
+        update = {"weights": (*here.weights, shard.weights), "disk_free": here.disk_free - shard.disk}
+        state = state.with_node(node.model_copy(update={"inventory": here.model_copy(update=update)}))
     return state
 
 

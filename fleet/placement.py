@@ -103,7 +103,7 @@ def place(spec: ModelSpec, replica: str, room: Room, candidates: Candidates | No
     """
     asked = candidates or Candidates(spec, room)
     answers, winners = asked.answers(), asked.winners()
-    shards = tuple(_shard(rank, answers[index], spec.need.memory) for rank, index in enumerate(winners))
+    shards = tuple(_shard(rank, answers[index], spec) for rank, index in enumerate(winners))
     verdicts = tuple([answer.verdict for answer in answers])
     if not winners:
         verdicts = _incomplete(spec, verdicts)
@@ -121,9 +121,15 @@ def judge(node: NodeRecord, spec: ModelSpec, room: Room) -> Answer:
     return _answer(_standing(node, spec), spec, spec.id, room)
 
 
-def _shard(rank: int, answer: Answer, memory: int) -> ShardAssignment:
-    devices = tuple(DeviceShare(uuid=uuid, memory=memory) for uuid in answer.devices)
-    return ShardAssignment(rank=rank, node=answer.verdict.node, devices=devices)
+def _shard(rank: int, answer: Answer, spec: ModelSpec) -> ShardAssignment:
+    need = spec.need
+    return ShardAssignment(
+        rank=rank,
+        node=answer.verdict.node,
+        devices=tuple(DeviceShare(uuid=uuid, memory=need.memory) for uuid in answer.devices),
+        weights=spec.weights.model_id,
+        disk=need.disk,
+    )
 
 
 def _standing(node: NodeRecord, spec: ModelSpec) -> Standing:
@@ -136,9 +142,7 @@ def _standing(node: NodeRecord, spec: ModelSpec) -> Standing:
     devices = _devices(node, spec.constraints, need.gpus)
     wanted = max(1, need.gpus)
     no: Answer | None = None
-    if not local and need.disk > inventory.disk_free:
-        no = _refused(node, Reason.DISK, need.disk, inventory.disk_free, inventory.disk_total)
-    elif len(devices) < wanted:
+    if len(devices) < wanted:
         no = _refused(node, Reason.GPU_COUNT, wanted, len(devices), len(devices))
     return Standing(node, no, devices, local, _preferred(node, spec.constraints))
 
@@ -149,6 +153,9 @@ def _answer(standing: Standing, spec: ModelSpec, model: str, room: Room) -> Answ
     if no is not None:
         return no
     gpus, memory = spec.need.gpus, spec.need.memory
+    disk = None if local else room.disk(node.id, spec.weights.model_id)
+    if disk is not None and spec.need.disk > disk:
+        return _refused(node, Reason.DISK, spec.need.disk, max(0, disk), node.inventory.disk_total)
     wanted = gpus or 1
     left = room.free_on(node.id)
     by_free = sorted([(left.get(device.uuid, 0), device.uuid, device) for device in devices], key=BY_FREE)

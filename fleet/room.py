@@ -1,4 +1,8 @@
-"""What is free on each device while one plan is made: every placement takes from it, every stop gives to it."""
+"""What is free on each device and disk while one plan is made: every placement takes from it, every stop gives to it.
+
+Disk is taken once for each node and its weights, however many replicas read them, and only while the node does not
+report to hold them: from then on its own measure of free disk tells.
+"""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -6,6 +10,7 @@ from types import MappingProxyType
 from fleet.state import HOLDING, FleetState, NodeRecord, ReplicaRecord, ShardAssignment
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+NO_WEIGHTS: frozenset[str] = frozenset()
 
 
 class Room:
@@ -15,6 +20,10 @@ class Room:
         self.nodes: tuple[NodeRecord, ...] = tuple(sorted(nodes, key=lambda node: node.id))
         """In the order of their ids, so that equal nodes are always chosen alike."""
         self._free = {node.id: {device.uuid: device.usable for device in node.inventory.devices} for node in self.nodes}
+        self._disk = {node.id: node.inventory.disk_free for node in self.nodes}
+        self._held = {node.id: frozenset(node.inventory.weights) for node in self.nodes}
+        self._fetched: dict[tuple[str, str], tuple[int, int]] = {}
+        """Node and weights → shards that read them, and bytes kept for them."""
         self._copies: dict[tuple[str, str], int] = {}
         self._changed: list[str] = []
         for replica in replicas:
@@ -26,6 +35,9 @@ class Room:
         other = Room((), ())
         other.nodes = self.nodes
         other._free = {node: dict(devices) for node, devices in self._free.items()}
+        other._disk = dict(self._disk)
+        other._held = self._held
+        other._fetched = dict(self._fetched)
         other._copies = dict(self._copies)
         return other
 
@@ -36,6 +48,16 @@ class Room:
     def free_on(self, node: str) -> Mapping[str, int]:
         """Free bytes of each device of one node; not to be kept, as it changes."""
         return self._free.get(node, NOTHING)
+
+    def disk(self, node: str, weights: str) -> int | None:
+        """Bytes of disk free for weights; None where they are there or on their way, and need no more."""
+        if weights in self._held.get(node, NO_WEIGHTS) or (node, weights) in self._fetched:
+            return None
+        return self._disk.get(node, 0)
+
+    def disk_kept(self, node: str) -> int:
+        """Bytes of disk kept for weights that this node does not hold yet."""
+        return sum(size for (where, _), (_, size) in self._fetched.items() if where == node)
 
     def copies(self, model: str, node: str) -> int:
         """Shards of this model that hold memory on this node."""
@@ -65,6 +87,18 @@ class Room:
             devices = self._free.setdefault(shard.node, {})
             for share in shard.devices:
                 devices[share.uuid] = devices.get(share.uuid, 0) + sign * share.memory
+            if shard.weights not in self._held.get(shard.node, NO_WEIGHTS):
+                self._keep_disk(shard, -sign)
+
+    def _keep_disk(self, shard: ShardAssignment, count: int) -> None:
+        key = shard.node, shard.weights
+        before, size = self._fetched.get(key, (0, shard.disk))
+        if before == 0:
+            self._disk[shard.node] = self._disk.get(shard.node, 0) - size
+        self._fetched[key] = before + count, size
+        if before + count == 0:
+            self._disk[shard.node] += size
+            del self._fetched[key]
 
 
 def room_of(state: FleetState) -> Room:

@@ -1,6 +1,7 @@
 """What follows from a state: what is missing, what was given up, what is free, and what must never be."""
 
 from fleet.reasons import Failure
+from fleet.room import room_of
 from fleet.state import HOLDING, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 
 
@@ -41,8 +42,11 @@ def given_up(state: FleetState, model: ModelRecord) -> Failure | None:
     return None
 
 
-def over_capacity(state: FleetState) -> tuple[str, ...]:
-    """Devices on which more is reserved than they hold, as `node/uuid`: empty in every state we make."""
+def over_capacity(state: FleetState) -> dict[str, int]:
+    """Bytes reserved beyond what a device or disk holds, as `node/uuid` and `node/disk`.
+
+    No plan adds to it. It is not empty only where a node reported less than it had before.
+    """
     reserved: dict[tuple[str, str], int] = {}
     for replica in state.replicas.values():
         if replica.state in HOLDING:
@@ -52,4 +56,20 @@ def over_capacity(state: FleetState) -> tuple[str, ...]:
     totals = {
         (node.id, device.uuid): device.total for node in state.nodes.values() for device in node.inventory.devices
     }
-    return tuple(f"{node}/{uuid}" for (node, uuid), taken in reserved.items() if taken > totals.get((node, uuid), 0))
+    over = {
+        f"{node}/{uuid}": taken - totals.get((node, uuid), 0)
+        for (node, uuid), taken in reserved.items()
+        if taken > totals.get((node, uuid), 0)
+    }
+    room = room_of(state)
+    return over | {
+        f"{node.id}/disk": kept - node.inventory.disk_free
+        for node in state.nodes.values()
+        if (kept := room.disk_kept(node.id)) > node.inventory.disk_free
+    }
+
+
+def oversold(before: FleetState, after: FleetState) -> tuple[str, ...]:
+    """Devices and disks on which the later state reserves more beyond what there is than the earlier one."""
+    was = over_capacity(before)
+    return tuple(sorted(name for name, size in over_capacity(after).items() if size > was.get(name, 0)))

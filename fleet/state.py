@@ -28,7 +28,7 @@ class Device(Record):
     @property
     def usable(self) -> int:
         """What engines of ours may hold in all."""
-        return max(0, self.total - self.foreign)
+        return max(0, self.total - max(0, self.foreign))
 
 
 class EngineOffer(Record):
@@ -103,6 +103,10 @@ class ShardAssignment(Record):
     rank: int
     node: str
     devices: tuple[DeviceShare, ...]
+    weights: str = ""
+    """`Weights.model_id` of what it reads; empty where an older fleet placed it."""
+    disk: int = 0
+    """Bytes of those weights: kept free on the node until it reports to hold them."""
 
 
 class ReplicaState(StrEnum):

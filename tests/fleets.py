@@ -26,14 +26,15 @@ def spec(
     replicas: int = 1,
     priority: int = 50,
     context: int = 2048,
+    disk: int = GIB,
     **more: object,
 ) -> ModelSpec:
     fields: dict[str, object] = dict(
         name=name,
         repo=f"file:/models/{name}.gguf",
         engine=Engine.LLAMACPP,
-        weights=weights(name),
-        need=ShardNeed(memory=memory, gpus=gpus, disk=GIB),
+        weights=weights(name if disk == GIB else f"{name}-{disk // GIB}", disk),
+        need=ShardNeed(memory=memory, gpus=gpus, disk=disk),
         replicas=replicas,
         priority=priority,
         context_length=context,

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fleet.commits import commit, moved
-from fleet.facts import Load, ReplicaEvent, loaded, node_joined, node_lost, replica_changed, used
+from fleet.facts import Load, ReplicaEvent, loaded, node_joined, node_lost, node_measured, replica_changed, used
+from fleet.measures import contradiction
 from fleet.planning import next_deadline, plan
 from fleet.reasons import Failure, Reason, RefusedError
+from fleet.room import room_of
 from fleet.spec import Constraints, Rollout, Scaling
-from fleet.standing import over_capacity, wanted
-from fleet.state import HOLDING, FleetState, NodeState, ReplicaState
+from fleet.standing import over_capacity, oversold, wanted
+from fleet.state import CPU, HOLDING, Device, FleetState, NodeState, ReplicaState
 from fleet.steps import Plan, StepKind
 from fleet.wishes import apply, cordon, drain_node, release_brake, remove
 from tests.fleets import GIB, inventory, spec
@@ -37,6 +39,14 @@ CONSTRAINTS = st.sampled_from(
         Constraints(gpu_model="h100"),
     ]
 )
+LIES = st.builds(
+    Device,
+    uuid=st.sampled_from([CPU, "GPU-0", "GPU-0", "GPU-1", ""]),
+    model=st.sampled_from(["H100", "MI300X", ""]),
+    total=st.sampled_from([-1, 0, 1, GIB, 4 * GIB, 2**60]),
+    foreign=st.sampled_from([0, 0, -GIB, GIB, 2**61]),
+)
+"""A device as a node may tell of it that is broken, or wrong."""
 REASONS = (Reason.EXITED, Reason.WEIGHTS_UNREADABLE, Reason.NODE_LOST, Reason.GPU_OUT_OF_MEMORY)
 
 
@@ -49,6 +59,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.now = 1_000.0
         self.incarnation = 0
         self.generations: dict[str, int] = {}
+        self.liars: set[str] = set()
 
     def tick(self, seconds: float = 0.5) -> float:
         self.now += seconds
@@ -75,9 +86,50 @@ class FleetMachine(RuleBasedStateMachine):
         else:
             labels = {"zone": "b" if node == "n3" else "a"} if gpus else {}
             sizes = tuple(size * GIB for size in gpus)
-            found = inventory(memory=memory * GIB, gpus=sizes, labels=labels, roles=("big",) if memory > 4 else ())
+            roles = ("big",) if memory > 4 else ()
+            found = inventory(memory=memory * GIB, gpus=sizes, labels=labels, roles=roles, disk=memory * GIB)
         self.incarnation += 1
         self.state = node_joined(self.state, node, f"i{self.incarnation}", found, self.tick())
+
+    @rule(
+        node=st.sampled_from(NODES),
+        devices=st.lists(LIES, max_size=4),
+        disk=st.sampled_from([-GIB, 0, GIB, 2**62]),
+        weights=st.lists(st.sampled_from([f"{model}-abc" for model in MODELS]), max_size=2),
+        anew=st.booleans(),
+    )
+    def lie(self, node: str, devices: list[Device], disk: int, weights: list[str], anew: bool) -> None:
+        """Devices vanish, double, shrink or change their vendor; an old agent speaks again; disk is less than none."""
+        told = inventory(devices=tuple(devices), disk=disk, weights=tuple(weights))
+        before = self.state
+        old = before.nodes.get(node)
+        try:
+            if anew or old is None:
+                self.state = node_joined(before, node, "i1", told, self.tick())
+            else:
+                self.state = node_measured(before, node, old.incarnation, told)
+        except RefusedError:
+            assert contradiction(told)
+        if contradiction(told):
+            assert self.state is before
+        else:
+            self.liars.add(node)
+
+    @rule(node=st.sampled_from(NODES))
+    def measure(self, node: str) -> None:
+        """What was fetched is there now, and the disk is that much fuller."""
+        record = self.state.nodes.get(node)
+        if record is None:
+            return
+        held, free = set(record.inventory.weights), record.inventory.disk_free
+        for replica in self.state.replicas.values():
+            for shard in replica.shards:
+                if shard.node == node and replica.state is ReplicaState.SERVING and shard.weights not in held:
+                    held.add(shard.weights)
+                    free -= shard.disk
+        update = {"weights": tuple(sorted(held)), "disk_free": free}
+        found = record.inventory.model_copy(update=update)
+        self.state = node_measured(self.state, node, record.incarnation, found)
 
     @rule(node=st.sampled_from(NODES))
     def lose(self, node: str) -> None:
@@ -101,6 +153,7 @@ class FleetMachine(RuleBasedStateMachine):
         rollout=ROLLOUTS,
         shards=st.sampled_from([1, 1, 1, 2]),
         constraints=CONSTRAINTS,
+        disk=st.sampled_from([1, 1, 2, 5]),
     )
     def apply(
         self,
@@ -113,6 +166,7 @@ class FleetMachine(RuleBasedStateMachine):
         rollout: Rollout,
         shards: int,
         constraints: Constraints,
+        disk: int = 1,
     ) -> None:
         asked = spec(
             model,
@@ -124,6 +178,7 @@ class FleetMachine(RuleBasedStateMachine):
             rollout=rollout,
             shards=shards,
             constraints=constraints,
+            disk=disk * GIB,
         )
         try:
             self.state, applied = apply(self.state, asked, self.tick())
@@ -194,7 +249,9 @@ class FleetMachine(RuleBasedStateMachine):
         decided = plan(self.state, now)
         assert decided == plan(self.state, now), "the same arguments give the same plan"
         assert moved(self.state, decided) == ()
-        self.state = commit(self.state, decided, now)
+        before = self.state
+        self.state = commit(before, decided, now)
+        assert oversold(before, self.state) == ()
         again = plan(self.state, now)
         # Reaping frees what the next pass places; apart from that a plan leaves nothing for another.
         if not any(step.kind is StepKind.REAP for step in decided.steps):
@@ -230,8 +287,21 @@ class FleetMachine(RuleBasedStateMachine):
             assert self.state is before
 
     @invariant()
-    def no_device_is_sold_twice(self) -> None:
-        assert over_capacity(self.state) == ()
+    def no_device_or_disk_is_sold_twice(self) -> None:
+        """Where nodes measure honestly; what liars take back was promised before."""
+        assert [name for name in over_capacity(self.state) if name.partition("/")[0] not in self.liars] == []
+
+    @invariant()
+    def disk_is_kept_for_what_is_on_its_way(self) -> None:
+        room = room_of(self.state)
+        for node in self.state.nodes.values():
+            absent = {
+                shard.weights: shard.disk
+                for replica in self.state.replicas.values()
+                for shard in replica.shards
+                if shard.node == node.id and shard.weights not in node.inventory.weights
+            }
+            assert room.disk_kept(node.id) == sum(absent.values())
 
     @invariant()
     def replicas_are_whole_or_hold_nothing(self) -> None:

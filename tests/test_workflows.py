@@ -309,6 +309,22 @@ async def test_an_agent_that_leaves_is_lost_at_once(cell: Cell) -> None:
         assert not isinstance(caught.value, AssertionError)
 
 
+async def test_a_node_that_contradicts_itself_is_told_so_and_is_no_member(cell: Cell) -> None:
+    async with cell.node("n1") as node:
+        [cpu] = node.inventory.devices
+        node.inventory = node.inventory.model_copy(update={"devices": (cpu, cpu)})
+        with pytest.raises(WorkflowUpdateFailedError) as caught:
+            await node.join()
+        refusal = caught.value.cause
+        assert isinstance(refusal, ApplicationError)
+        assert refusal.type == Reason.BAD_INPUT
+        assert refusal.message.startswith(f"node {node.name} may not join: 2 devices have the uuid cpu")
+        assert (await cell.state()).nodes == {}
+        node.inventory = node.inventory.model_copy(update={"devices": (cpu,)})
+        await node.join()
+        assert list((await cell.state()).nodes) == [node.name]
+
+
 async def test_what_people_change_is_checked_before_it_is_an_event(cell: Cell) -> None:
     with pytest.raises(WorkflowUpdateFailedError) as caught:
         await cell.fleet.execute_update(contract.UPDATE_SCALE, ScaleArg(name="nope", replicas=2), result_type=Done)

@@ -194,9 +194,18 @@ class Fleet:
     @workflow.signal(name=messages.SIGNAL_NODE_JOINED)
     def node_joined(self, joined: NodeJoined) -> None:
         """An agent introduced itself: answer with what it should run."""
-        state = facts.node_joined(
-            self._state, joined.node, joined.incarnation, joined.inventory, workflow.time(), joined.highest_generation
-        )
+        try:
+            state = facts.node_joined(
+                self._state,
+                joined.node,
+                joined.incarnation,
+                joined.inventory,
+                workflow.time(),
+                joined.highest_generation,
+            )
+        except RefusedError as refused:
+            workflow.logger.warning("%s", refused)  # its Node tells the agent, and sends none of these
+            return
         self._take(state, f"node {joined.node} joined")
         claims = tuple(
             Claim(
@@ -342,9 +351,9 @@ class Fleet:
         if moved:
             return CommitResult(accepted=False, moved=moved)
         state = commits.commit(self._state, request.plan, workflow.time())
-        oversold = set(standing.over_capacity(state)) - set(standing.over_capacity(self._state))
+        oversold = standing.oversold(self._state, state)
         if oversold:  # no plan of ours does that; a reservation sold twice would be an engine that kills another
-            return CommitResult(accepted=False, moved=tuple(sorted(oversold)))
+            return CommitResult(accepted=False, moved=oversold)
         # No pass is due for it: a plan applied to its own outcome has no further steps, unless some were cut off.
         self._state = state
         self._committed_by, self._committed = request.pass_id, request.plan

@@ -21,6 +21,7 @@ from activities.node_contract import (
     ShardHealth,
 )
 from fleet.facts import ReplicaEvent
+from fleet.measures import contradiction
 from fleet.reasons import Failure, Reason
 from fleet.state import ReplicaState
 from workflows import calls, messages
@@ -167,6 +168,9 @@ class Node:
     def _check_join(self, request: JoinRequest) -> None:
         if request.node != self._node:
             raise ApplicationError(f"this is node {self._node}, not {request.node}", type=Reason.BAD_INPUT.value)
+        fault = contradiction(request.inventory)
+        if fault:
+            raise ApplicationError(f"node {self._node} may not join: {fault}", type=Reason.BAD_INPUT.value)
         if self._held and request.machine != self._machine:
             raise ApplicationError(
                 f"node {self._node} is held by another machine's agent: give this node another name in its agent.yaml",
@@ -177,7 +181,10 @@ class Node:
     @workflow.update(name=node_contract.REPORT)
     async def report(self, report: Report) -> Reported:
         """Pass on what changed on the node."""
-        if report.inventory is not None:
+        if report.inventory is not None and (fault := contradiction(report.inventory)):
+            # Refusing the report would keep back for ever what else it says.
+            workflow.logger.warning("node %s measured itself, which is not believed: %s", self._node, fault)
+        elif report.inventory is not None:
             measured = NodeMeasured(node=self._node, incarnation=report.incarnation, inventory=report.inventory)
             await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_MEASURED, measured)
         if report.loads:
