@@ -310,7 +310,7 @@ FOREIGN = tuple(
 
 Written in two halves, or this file would be the first to hold them."""
 
-NOT_OURS = frozenset({"LICENSE"})
+NOT_OURS = frozenset({"LICENSE", ".git"})  # the latter is a file in a worktree, and git's own
 
 
 def texts() -> Iterator[tuple[str, str]]:
