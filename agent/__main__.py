@@ -21,9 +21,10 @@ from temporalio.worker import Worker
 from activities.contract import lease_queue, node_queue
 from agent.engines import ADAPTERS
 from agent.install import Installs
-from agent.inventory import measure
+from agent.inventory import measure, reserved
 from agent.layout import Layout
 from agent.ledger import Ledger
+from agent.machine import Machine, ThisMachine, WrittenMachine
 from agent.membership import Membership
 from agent.meter import Meter
 from agent.outbox import Outbox
@@ -63,6 +64,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         config = load(given.config, AgentConfig)
+        machine = WrittenMachine(config.inventory_file) if config.inventory_file is not None else ThisMachine()
     except ConfigError as error:
         return _refuse(str(error))
     layout = Layout(config.data)
@@ -86,7 +88,7 @@ def main() -> int:
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
     flush = tracing.install(config.tracing, "llmgw-agent", instance=config.node)
     try:
-        asyncio.run(_run(config, layout, stop_engines=given.stop_engines))
+        asyncio.run(_run(config, machine, layout, stop_engines=given.stop_engines))
     finally:
         _bounded(flush)
         layout.pid.unlink(missing_ok=True)
@@ -105,13 +107,13 @@ class Parts:
     meter: Meter
 
 
-def compose(config: AgentConfig, layout: Layout, probe: Probe, incarnation: str) -> Parts:
+def compose(config: AgentConfig, machine: Machine, layout: Layout, probe: Probe, incarnation: str) -> Parts:
     """Make every part once and tie them together."""
     ledger, supervisor, outbox = Ledger(layout.ledger), Supervisor(layout), Outbox()
     weights = WeightStore(layout.weights, int(config.keep_free))
     installs = Installs(layout.engines, config.engines, ADAPTERS)
     watch = Watch(config.node, ledger, supervisor, probe, ADAPTERS, outbox.put)
-    starter = Starter(config, ADAPTERS, installs, weights, ledger, supervisor, probe, watch)
+    starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, probe, watch)
     take = functools.partial(_measure, config, starter, layout)
     turns = Turns(config.node, starter, left_running=lambda: membership.rejoin())
     membership = Membership(
@@ -128,13 +130,13 @@ def compose(config: AgentConfig, layout: Layout, probe: Probe, incarnation: str)
     return Parts(starter, turns, Shards(turns, ledger, weights, take), membership, meter)
 
 
-async def _run(config: AgentConfig, layout: Layout, *, stop_engines: bool) -> None:
+async def _run(config: AgentConfig, machine: Machine, layout: Layout, *, stop_engines: bool) -> None:
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     incarnation = uuid.uuid4().hex
     async with Probe() as probe:
-        parts = compose(config, layout, probe, incarnation)
+        parts = compose(config, machine, layout, probe, incarnation)
         logger.info("agent starts incarnation=%s data=%s", incarnation, layout.data)
         await recover(parts.starter)
         speaking = asyncio.create_task(_speak(config, parts, incarnation, leave=stop_engines))
@@ -208,7 +210,8 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 
 def _measure(config: AgentConfig, starter: Starter, layout: Layout) -> Inventory:
-    return measure(config, starter.installs, starter.weights, pids(starter), layout.weights)
+    held = reserved(starter.ledger.entries())
+    return measure(config, starter.machine, starter.installs, starter.weights, pids(starter), held, layout.weights)
 
 
 def _bounded(flush: Callable[[], None]) -> None:

@@ -1,15 +1,12 @@
-"""What a node has, as measured now: memory by device, disk, engines, weights."""
+"""What a node has, as measured now: memory by device, disk, engines, weights; and who holds the memory of a GPU."""
 
-import importlib
-import os
-import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import psutil
-
+from agent.gpus import Gpus, Holder, device
 from agent.install import Installs
+from agent.ledger import Entry
+from agent.machine import Machine
 from agent.processes import own_memory
 from agent.weights import WeightStore
 from fleet.state import CPU, Device, Inventory
@@ -18,25 +15,35 @@ from runtime.config import AgentConfig
 
 NOTABLE = 0.05
 """A share of the total: smaller changes of foreign memory and disk do not matter to placement."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def measure(
-    config: AgentConfig, installs: Installs, weights: WeightStore, ours: Collection[int], root: Path
+    config: AgentConfig,
+    machine: Machine,
+    installs: Installs,
+    weights: WeightStore,
+    ours: Collection[int],
+    reserved: Mapping[str, int],
+    root: Path,
 ) -> Inventory:
-    """Measure the node. `ours` are the pids of our engines; `root` is on the disk that keeps the weights."""
-    total, available = ram()
-    budget = int(config.memory) if config.memory is not None else total
+    """Measure the node. `ours` are the pids of our engines, `reserved` the bytes they may hold on each device by uuid;
+    `root` is on the disk that keeps the weights."""
+    ram = machine.ram()
+    budget = int(config.memory) if config.memory is not None else ram.total
     root.mkdir(parents=True, exist_ok=True)
-    disk = shutil.disk_usage(root)
+    disk = machine.disk(root)
     cpu = Device(
-        uuid=CPU, model=cpu_model(), total=budget, foreign=foreign(budget, sum(map(own_memory, ours)), available)
+        uuid=CPU,
+        model=machine.cpu_model(),
+        total=budget,
+        foreign=foreign(budget, sum(map(own_memory, ours)), ram.free),
     )
+    gpus = tuple(device(gpu, ours, reserved.get(gpu.uuid, 0)) for gpu in machine.gpus())
     return Inventory(
         address=config.address,
-        devices=(cpu, *gpus(ours)),
+        devices=(cpu, *gpus),
         engines=installs.offers(),
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=machine.cpus(),
         disk_total=disk.total,
         disk_free=max(0, disk.free - int(config.keep_free)),
         weights=weights.held(),
@@ -46,50 +53,31 @@ def measure(
     )
 
 
+def held(gpus: Gpus, uuids: Collection[str]) -> dict[str, tuple[Holder, ...]]:
+    """Which of these GPUs hold memory just now, and whose: the largest holder first.
+
+    A device that nobody holds, and one that cannot be asked, is not in the answer. To know whether an engine gave its
+    memory back, look for its pids.
+    """
+    return {gpu.uuid: gpu.holders for gpu in gpus() if gpu.uuid in uuids and gpu.holders}
+
+
+def reserved(entries: Iterable[Entry]) -> dict[str, int]:
+    """Bytes that the engines of these entries may hold on each device, by uuid."""
+    found: dict[str, int] = {}
+    for entry in entries:
+        if entry.process is not None and entry.failure is None:
+            for share in entry.devices:
+                found[share.uuid] = found.get(share.uuid, 0) + share.memory
+    return found
+
+
 def foreign(budget: int, ours: int, available: int) -> int:
     """Bytes of our budget that others hold: what we may still take, less what is there to be taken.
 
     With all RAM as the budget that is what others use; a smaller budget is whole as long as its rest is available.
     """
     return min(budget, max(0, budget - ours - available))
-
-
-def ram() -> tuple[int, int]:
-    """Total and available bytes of RAM, of the container's share where there is one."""
-    memory = psutil.virtual_memory()
-    limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
-    if limit is None or used is None or limit >= memory.total:
-        return memory.total, memory.available
-    reclaimable = _cgroup_stat("inactive_file") + _cgroup_stat("active_file")
-    return limit, min(memory.available, max(0, limit - max(0, used - reclaimable)))
-
-
-def cpu_model() -> str:
-    """Such as `AMD EPYC 7B13`; empty where the kernel does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def gpus(ours: Collection[int]) -> tuple[Device, ...]:
-    """NVIDIA GPUs, where `nvidia-ml-py` is installed and a driver answers; none otherwise."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return ()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ()  # the library is there, a driver is not
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return tuple(_gpu(nvml, handle, ours) for handle in handles)
-    except nvml.NVMLError:
-        return ()
-    finally:
-        nvml.nvmlShutdown()
 
 
 def notable(before: Inventory, now: Inventory) -> bool:
@@ -107,34 +95,3 @@ def notable(before: Inventory, now: Inventory) -> bool:
         or abs(was[device.uuid].foreign - device.foreign) > NOTABLE * device.total
         for device in now.devices
     ) or len(was) != len(now.devices)
-
-
-def _gpu(nvml: Any, handle: Any, ours: Collection[int]) -> Device:
-    others = {
-        int(process.pid): int(process.usedGpuMemory or 0)  # None where the driver does not tell a container
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        if process.pid not in ours
-    }
-    return Device(
-        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
-        model=str(nvml.nvmlDeviceGetName(handle)),
-        total=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        foreign=sum(others.values()),
-        holders=tuple(sorted(others, key=lambda pid: -others[pid])),
-    )
-
-
-def _cgroup_number(name: str) -> int | None:
-    try:
-        text = (_CGROUP / name).read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
-
-
-def _cgroup_stat(key: str) -> int:
-    try:
-        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [key]), 0)

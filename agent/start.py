@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +12,10 @@ import psutil
 
 from activities.node_contract import StartPhase, StartProgress, StartShard
 from agent.engines.adapter import Adapter, Launch
+from agent.gpus import Gpu
 from agent.install import Installs
-from agent.inventory import ram
 from agent.ledger import Entry, Ledger
+from agent.machine import Machine
 from agent.probe import Health, Probe
 from agent.spans import step
 from agent.supervisor import Supervisor
@@ -48,6 +49,7 @@ class Starter:
     """What a start needs; keeps nothing but the ledger's entry."""
 
     config: AgentConfig
+    machine: Machine
     adapters: Mapping[Engine, Adapter]
     installs: Installs
     weights: WeightStore
@@ -58,7 +60,7 @@ class Starter:
 
     async def launch(self, request: StartShard, progress: Progress) -> Entry:
         """Check memory, have engine and weights, launch. The ledger has the entry from just before the launch on."""
-        self.check_memory(request)
+        await asyncio.to_thread(self.check_memory, request)
         progress.at(StartPhase.INSTALL)
         python = await self.installs.ensure(request.engine, gpus=request.gpus > 0)
         progress.at(StartPhase.FETCH, 0, request.weights.size)
@@ -68,9 +70,10 @@ class Starter:
             )
             span.set_attributes({"llmgw.weights.outcome": brought.outcome, "llmgw.bytes": brought.copied_bytes})
         progress.at(StartPhase.LAUNCH)
+        gpus = await asyncio.to_thread(self.check_memory, request)  # the install and the fetch may have taken hours
         with step("launch engine", {"llmgw.engine": request.engine.value}) as span:
             entry = self._entry(request, brought)
-            launch = self._launch(request, entry, brought.directory)
+            launch = self._launch(request, entry, brought.directory, gpus)
             adapter = self.adapters[request.engine]
             self.ledger.put(entry)
             process = await self.supervisor.launch(
@@ -115,14 +118,27 @@ class Starter:
         self.ledger.put(ready)
         return ready
 
-    def check_memory(self, request: StartShard) -> None:
-        """Refuse what the RAM that is free now cannot hold, whatever the plan believed."""
+    def check_memory(self, request: StartShard) -> tuple[Gpu, ...]:
+        """Refuse what cannot be held by what is free now, whatever the plan believed; the GPUs it is given.
+
+        May take seconds: a driver without persistence wakes its GPUs first. Raises StepError: MEMORY, GPU_MEMORY, and
+        GPU_COUNT for a GPU that is not there any more.
+        """
         need = sum(share.memory for share in request.devices if share.uuid == CPU)
-        _, available = ram()
-        if need > available:
+        free = self.machine.ram().free
+        if need > free:
             raise StepError(
-                Reason.MEMORY, f"{request.model} needs {size(need)} of RAM, {size(available)} is free on the node"
+                Reason.MEMORY, f"{request.model} needs {size(need)} of RAM, {size(free)} is free on the node"
             )
+        shares = [share for share in request.devices if share.uuid != CPU]
+        present = {gpu.uuid: gpu for gpu in self.machine.gpus()} if shares else {}
+        for share in shares:
+            gpu = present.get(share.uuid)
+            if gpu is None:
+                raise StepError(Reason.GPU_COUNT, f"{request.model} was placed on {share.uuid}, which is not there now")
+            if share.memory > gpu.free:
+                raise StepError(Reason.GPU_MEMORY, f"{request.model} needs {size(share.memory)} of {_taken(gpu)}")
+        return tuple(present[share.uuid] for share in shares)
 
     def _entry(self, request: StartShard, brought: Brought) -> Entry:
         port = self._free_port()
@@ -147,7 +163,7 @@ class Starter:
                 return port
         raise StepError(Reason.PORT_IN_USE, f"no port of {low} to {high} is free on {self.config.address}")
 
-    def _launch(self, request: StartShard, entry: Entry, directory: Path) -> Launch:
+    def _launch(self, request: StartShard, entry: Entry, directory: Path, gpus: Sequence[Gpu]) -> Launch:
         return Launch(
             host=self.config.address,
             port=entry.port,
@@ -158,7 +174,9 @@ class Starter:
             context_length=request.context_length,
             concurrency=request.concurrency,
             memory=max((share.memory for share in request.devices), default=0),
-            gpus=tuple(share.uuid for share in request.devices if share.uuid != CPU),
+            gpus=tuple(gpu.uuid for gpu in gpus),
+            gpu_total=min((gpu.total for gpu in gpus), default=0),
+            gpu_free=min((gpu.free for gpu in gpus), default=0),
             args=request.args,
         )
 
@@ -184,6 +202,12 @@ class Starter:
             if any(one.status == psutil.CONN_LISTEN and one.laddr.port == entry.port for one in sockets):
                 return True
         return False
+
+
+def _taken(gpu: Gpu) -> str:
+    """`GPU-1, 3 GiB of it is free: pid 41 holds most of the rest`."""
+    holder = f": pid {gpu.holders[0].pid} holds most of the rest" if gpu.holders else ""
+    return f"{gpu.uuid}, {size(gpu.free)} of it is free{holder}"
 
 
 def port_is_free(address: str, port: int) -> bool:

@@ -135,6 +135,8 @@ class AgentConfig(Section):
     """RAM engines may use in all; measured where it is not given."""
     keep_free: ByteSize = ByteSize(256 * MIB)
     """Disk space weights never take."""
+    inventory_file: Path | None = None
+    """A YAML file of memory and GPUs that is believed instead of measuring, for tests and plans."""
     labels: dict[str, str] = {}
     roles: tuple[str, ...] = ()
     engines: dict[Engine, EngineConfig] = {Engine.LLAMACPP: EngineConfig()}

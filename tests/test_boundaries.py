@@ -125,7 +125,7 @@ IMPURE = frozenset(
 
 IMPURE_CALLS = frozenset({"open", "input", "print", "exec", "eval", "__import__"})
 
-LAZY: dict[str, tuple[str, ...]] = {"agent/inventory.py": ("pynvml",)}
+LAZY: dict[str, tuple[str, ...]] = {"agent/gpus.py": ("pynvml",)}
 """Imports inside a function that are meant: what a machine may lack."""
 
 NAMES_TO_AVOID = re.compile(r"(Manager|Helper|Helpers|Utils|Util|Service)$")

@@ -8,14 +8,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from activities.node_contract import ShardRef
 from agent.engines import ADAPTERS
 from agent.install import Installs
-from agent.inventory import foreign, gpus, measure, notable, ram
-from agent.processes import own_memory
+from agent.inventory import foreign, held, measure, notable, reserved
+from agent.ledger import Entry
+from agent.machine import Machine, ThisMachine, WrittenMachine
+from agent.processes import Mark, own_memory
+from agent.supervisor import EngineProcess
 from agent.weights import WeightStore
+from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
-from fleet.state import CPU, Device, EngineOffer, Inventory
-from runtime.config import AgentConfig, EngineConfig
+from fleet.state import CPU, Device, DeviceShare, EngineOffer, Inventory
+from runtime.config import AgentConfig, ConfigError, EngineConfig
 
 GIB = 1024**3
 MIB = 1024**2
@@ -39,16 +44,17 @@ def test_foreign(budget: int, ours: int, available: int, others: int) -> None:
     assert foreign(budget, ours, available) == others
 
 
-def node(tmp_path: Path, **settings: object) -> Inventory:
+def node(tmp_path: Path, machine: Machine | None = None, **settings: object) -> Inventory:
     engines = {Engine.LLAMACPP: EngineConfig(bin=Path(sys.executable)), Engine.SGLANG: EngineConfig()}
     config = AgentConfig.model_validate({"node": "n1", "data": tmp_path, "engines": engines, **settings})
     installs = Installs(tmp_path / "engines", config.engines, ADAPTERS)
-    return measure(config, installs, WeightStore(tmp_path / "weights", 0), (), tmp_path / "weights")
+    weights = WeightStore(tmp_path / "weights", 0)
+    return measure(config, machine or ThisMachine(), installs, weights, (), {}, tmp_path / "weights")
 
 
 def test_this_machine(tmp_path: Path) -> None:
     found = node(tmp_path, address="10.0.0.7", labels={"zone": "a"}, roles=("mirror",), keep_free=MIB)
-    total, available = ram()
+    total, available = ThisMachine().ram()
     cpu = found.devices[0]
     assert (cpu.uuid, cpu.total) == (CPU, total)
     assert total <= psutil.virtual_memory().total
@@ -75,8 +81,91 @@ def test_own_memory_counts_what_a_process_holds() -> None:
     assert own_memory(2**22 + 1) == 0
 
 
-def test_a_machine_without_a_gpu_says_so() -> None:
-    assert all(device.uuid.startswith("GPU") for device in gpus(()))
+WRITTEN = """\
+memory: 64GiB
+memory_used: 4GiB
+cpus: 32
+disk: 1TiB
+disk_used: 24GiB
+gpus:
+  - uuid: GPU-a
+    model: NVIDIA H100 80GB HBM3
+    total: 80GiB
+    processes:
+      - {pid: 41, memory: 1GiB}
+      - {pid: 42, memory: 3GiB}
+  - {uuid: GPU-b, total: 80GiB}
+"""
+
+
+def test_a_file_stands_for_the_machine_and_is_read_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(WRITTEN)
+    machine = WrittenMachine(path)
+    found = node(tmp_path, machine, keep_free=GIB)
+    assert [(one.uuid, one.total, one.foreign, one.holders) for one in found.devices] == [
+        (CPU, 64 * GIB, 4 * GIB, ()),
+        ("GPU-a", 80 * GIB, 4 * GIB, (42, 41)),
+        ("GPU-b", 80 * GIB, 0, ()),
+    ]
+    assert (found.cpus, found.disk_total, found.disk_free) == (32, 1024 * GIB, 999 * GIB)
+    assert held(machine.gpus, {"GPU-a", "GPU-b", "GPU-c"}) == {"GPU-a": ((42, 3 * GIB), (41, GIB))}
+    assert held(machine.gpus, {"GPU-b"}) == {}
+    path.write_text("gpus: []\n")
+    assert [one.uuid for one in node(tmp_path, machine).devices] == [CPU]
+    path.write_text("gpus: 7\n")
+    assert [one.uuid for one in node(tmp_path, machine).devices] == [CPU]
+    assert [record.message for record in caplog.records] == [
+        f"{path}:1: gpus: Input should be a valid tuple; what it said before stays"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("gpus:\n  - {uuid: a, total: 1GiB}\n  - {uuid: b}\n", ":3: gpus.1.total: Field required"),
+        ("gpus:\n  - {uuid: a, total: 1GiB}\n  - {uuid: a, total: 1GiB}\n", "two GPUs have the uuid a"),
+        ("gpus:\n  - {uuid: cpu, total: 1GiB}\n", "the uuid cpu stands for the RAM: give the GPU another"),
+        ("cpus: 1\ngpu: []\n", ":2: gpu: unknown key; remove it or correct its name"),
+        ("gpus:\n - {uuid: a, total: 1, processes: [{pid: 0, memory: 1}]}\n", ":2: gpus.0.processes.0.pid: "),
+        ("memory: [\n", ":2: not YAML"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        WrittenMachine(path)
+    assert str(caught.value).startswith(str(path))
+    assert complaint in str(caught.value)
+
+
+def test_an_agent_with_a_bad_file_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "agent.yaml").write_text("data: node\ninventory_file: machine.yaml\n")
+    (tmp_path / "machine.yaml").write_text("gpus:\n- {uuid: a}\n")
+    command = [sys.executable, "-m", "agent", "--config", str(tmp_path / "agent.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == f"agent: {tmp_path}/machine.yaml:2: gpus.0.total: Field required\n"
+    assert not (tmp_path / "node").exists()
+
+
+def test_what_is_reserved_counts_what_runs() -> None:
+    mark = Mark(pid=1, start_ticks=1, boot_id="b")
+    entry = Entry(
+        shard=ShardRef(replica="a-0", generation=1),
+        model="a",
+        engine=Engine.VLLM,
+        devices=(DeviceShare(uuid="GPU-a", memory=3), DeviceShare(uuid="GPU-b", memory=3)),
+        port=1,
+        endpoint="",
+        stem="",
+        process=EngineProcess(stem="", engine=mark, shim=mark),
+    )
+    other = entry.model_copy(update={"devices": (DeviceShare(uuid="GPU-b", memory=4),)})
+    ended = other.model_copy(update={"failure": Failure(reason=Reason.EXITED, detail="x")})
+    unborn = other.model_copy(update={"process": None})
+    assert reserved((entry, other, ended, unborn)) == {"GPU-a": 3, "GPU-b": 7}
 
 
 BASE = Inventory(

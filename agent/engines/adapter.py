@@ -33,6 +33,10 @@ class Launch:
     """Reserved, on each device."""
     gpus: tuple[str, ...] = ()
     """UUIDs; empty: it runs on the CPU."""
+    gpu_total: int = 0
+    """Of the smallest of these GPUs."""
+    gpu_free: int = 0
+    """Measured just now, on the fullest of them: others may be there too."""
     args: tuple[str, ...] = ()
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from activities.node_contract import ShardChange, ShardRef, StartShard
 from agent.engines.adapter import Adapter, ExitStatus, Launch, diagnose, gauge_sum, patterns
 from agent.install import Installs
-from agent.inventory import measure
+from agent.inventory import measure, reserved
 from agent.layout import Layout
 from agent.ledger import Ledger
+from agent.machine import Machine, ThisMachine
 from agent.probe import Probe
 from agent.recovery import pids
 from agent.shards import Shards
@@ -72,6 +73,7 @@ class FakeNode:
     ports: tuple[int, int] = (0, 0)
     unhealthy_after_s: float = 15.0
     settings: dict[str, Any] = field(default_factory=dict)
+    machine: Machine = field(default_factory=ThisMachine)
 
     def __post_init__(self) -> None:
         if self.ports == (0, 0):
@@ -104,6 +106,7 @@ class FakeNode:
         )
         self.starter = Starter(
             self.config,
+            self.machine,
             adapters,
             self.installs,
             self.weights,
@@ -119,7 +122,10 @@ class FakeNode:
         self.left += 1
 
     def measure(self) -> Inventory:
-        return measure(self.config, self.installs, self.weights, pids(self.starter), self.layout.weights)
+        held = reserved(self.ledger.entries())
+        return measure(
+            self.config, self.machine, self.installs, self.weights, pids(self.starter), held, self.layout.weights
+        )
 
     def successor(self) -> "FakeNode":
         """The parts of the next agent process on this node."""
