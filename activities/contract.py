@@ -240,6 +240,14 @@ class Route(Record):
     """URLs of the replicas that serve; empty for a model that is in the catalog and has none ready."""
     waiting: str = ""
     """Why none is ready: `ModelRecord.waiting`, or empty."""
+    barred: str = ""
+    """Why no request can bring one, such as a start that was given up; empty where asking for it can help."""
+
+
+ROUTES_STALE_S = 2.0
+"""No gateway that can read the routes sends by ones older than this, and a drain lasts at least as long.
+
+Gateways read them once a second in some milliseconds; a second more is room for a server that is busy."""
 
 
 class Routes(Record):

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from temporalio import activity
 
+from activities.contract import ROUTES_STALE_S
 from activities.node_contract import (
     ShardRef,
     StartedShard,
@@ -89,14 +90,18 @@ class Turns:
                 return StoppedShard(was_running=ran or interrupted, killed=killed)
 
     async def drain(self, entry: Entry, deadline_s: float) -> int:
-        """Wait until nothing is in flight; what is left at the deadline. An engine nobody reaches has nothing."""
-        deadline = time.monotonic() + deadline_s
+        """Wait until nothing is in flight; what is left at the deadline. An engine nobody reaches has nothing.
+
+        It also waits until no gateway sends to it any more: one may not have read yet that it is off the routes.
+        """
+        began = time.monotonic()
+        deadline = began + deadline_s
         quiet = 0
         while entry.process is not None and self._supervisor.runs(entry.process):
             metrics = await self._starter.probe.metrics(entry.endpoint)
             count = self._adapters[entry.engine].in_flight(metrics) if metrics is not None else 0
             # A request on its way in is not counted yet: one empty look is not enough.
-            quiet = quiet + 1 if count == 0 else 0
+            quiet = quiet + 1 if count == 0 and time.monotonic() - began >= ROUTES_STALE_S else 0
             if metrics is None or quiet == 2:
                 return 0
             if time.monotonic() >= deadline:

@@ -4,6 +4,9 @@ from fleet.reasons import Failure
 from fleet.room import room_of
 from fleet.state import HOLDING, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 
+COMING = frozenset({ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING, ReplicaState.FAILED})
+"""States in which a replica may serve again without anybody's help, unless it was given up."""
+
 
 def missing(state: FleetState, model: ModelRecord) -> int:
     """How many more replicas of the current version must serve."""
@@ -40,6 +43,22 @@ def given_up(state: FleetState, model: ModelRecord) -> Failure | None:
         if replica.model == model.spec.id and replica.spec_version == model.spec_version and replica.given_up:
             return replica.failure
     return None
+
+
+def barred(state: FleetState, model: ModelRecord) -> str:
+    """Why no request for this model can bring a replica, as a sentence; empty where one is on its way or may come."""
+    name = model.spec.name
+    if model.removing:
+        return f"{name} is being removed"
+    mine = [replica for replica in state.replicas.values() if replica.model == model.spec.id]
+    if any(replica.state in COMING and not replica.given_up for replica in mine):
+        return ""
+    failure = given_up(state, model)
+    if failure is not None:
+        return f"its start was given up: {failure.told(model=name)}"
+    if model.spec.scaling is None and model.spec.replicas == 0:
+        return f"0 replicas of {name} are wanted, and it has no scaling by demand"
+    return ""
 
 
 def over_capacity(state: FleetState) -> dict[str, int]:

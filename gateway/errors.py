@@ -16,6 +16,7 @@ class GatewayError(Exception):
      ├─ BadRequestError        400, 404, 405, 413: the client's to correct
      ├─ UnknownModelError      404: no model has that name
      ├─ NotReadyError          503: known, or perhaps known, but nothing can answer now
+     ├─ BarredError            503: known, and only an operator can bring it back
      └─ UpstreamError          502, 504: the replicas could not be reached or broke off
          └─ UnreachableError   502: no connection came about, so that nothing was sent
     """
@@ -69,6 +70,13 @@ class NotReadyError(GatewayError):
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(503, code, sentence)
         self.headers = {"Retry-After": str(RETRY_AFTER_S)}
+
+
+class BarredError(GatewayError):
+    """Nothing answers, and no request can change that: it is refused at once, and asks nobody to come back soon."""
+
+    def __init__(self, model: str, why: str) -> None:
+        super().__init__(503, "model_barred", f"{model} cannot answer: {why}")
 
 
 class UpstreamError(GatewayError):

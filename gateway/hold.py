@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from activities.contract import Route
 from gateway.client import unless_gone
-from gateway.errors import NotReadyError, UnknownModelError
+from gateway.errors import BarredError, NotReadyError, UnknownModelError
 from gateway.routes import RoutesUnknownError, RouteTable
 
 WANTED_EVERY_S = 5.0
@@ -47,9 +47,10 @@ class Hold:
     async def ready(self, route: Route, size: int, receive: Receive) -> Route:
         """The model's route once it has an endpoint; `size` is the bytes of the request that waits.
 
-        Raises NotReadyError when the time is up or too many wait, UnknownModelError when the model is removed
-        meanwhile, and ClientGoneError.
+        Raises NotReadyError when the time is up or too many wait, BarredError when waiting cannot help,
+        UnknownModelError when the model is removed meanwhile, and ClientGoneError.
         """
+        _refuse_barred(route)
         self._call(route.model)
         if self._wait_s <= 0:
             raise _not_ready(route)
@@ -74,6 +75,7 @@ class Hold:
                 raise UnknownModelError(model, [known.model for known in self._table.all()])
             if route.endpoints:
                 return route
+            _refuse_barred(route)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise _not_ready(route)
@@ -95,6 +97,11 @@ class Hold:
             await self._caller.wanted(model)
         except RoutesUnknownError as error:
             log.warning("%s is asked for, and the fleet cannot be told: %s", model, error)
+
+
+def _refuse_barred(route: Route) -> None:
+    if route.barred:
+        raise BarredError(route.model, route.barred)
 
 
 def _not_ready(route: Route) -> NotReadyError:

@@ -13,6 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import (
     QUERY_ROUTES,
+    ROUTES_STALE_S,
     SIGNAL_WANTED,
     NameArg,
     Route,
@@ -97,6 +98,7 @@ class RouteTable:
         self._balance = balance
         self._routes: dict[str, Route] = {}
         self._asked_at = float("-inf")
+        self._fresh_at = float("-inf")
         self._asking = asyncio.Lock()
         self.trouble = "the routes have not been read yet"
         """Why the last reading failed; empty while the table is fresh."""
@@ -105,14 +107,21 @@ class RouteTable:
         """Every model in the catalog, by name."""
         return tuple(self._routes[name] for name in sorted(self._routes))
 
+    @property
+    def stale(self) -> bool:
+        """Whether a replica on these routes may have been drained since."""
+        return time.monotonic() - self._fresh_at > ROUTES_STALE_S
+
     async def find(self, model: str, max_age_s: float = 0.0) -> Route | None:
         """The model's route; where there is none or it has no endpoint, the source is asked again first.
 
-        Not where it was asked less than `max_age_s` ago: many who wait for the same then ask together.
+        Not where it was asked less than `max_age_s` ago: many who wait for the same then ask together. A route that
+        is stale is read again too: its engine may have been drained since. While that fails it is used all the same.
         """
         route = self._routes.get(model)
         missing = route is None or not route.endpoints
-        if missing and time.monotonic() - self._asked_at >= max_age_s:
+        age = time.monotonic() - self._asked_at
+        if (age >= max_age_s) if missing else (self.stale and not self.trouble):
             await self.refresh()
         return self._routes.get(model)
 
@@ -130,6 +139,7 @@ class RouteTable:
                 self._note(str(error))
                 return
             self._note("")
+            self._fresh_at = self._asked_at
             self._routes = {route.model: route for route in routes.routes}
             self._balance.forget_except({endpoint for route in routes.routes for endpoint in route.endpoints})
 

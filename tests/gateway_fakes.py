@@ -37,6 +37,9 @@ class Source:
     def set(self, model: str, *endpoints: str, waiting: str = "") -> None:
         self.now[model] = Route(model=model, endpoints=endpoints, waiting=waiting)
 
+    def bar(self, model: str, why: str) -> None:
+        self.now[model] = Route(model=model, endpoints=(), barred=why)
+
     async def routes(self) -> Routes:
         self.asked += 1
         await asyncio.sleep(0)

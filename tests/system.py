@@ -128,7 +128,7 @@ class System:
                 return set(nodes) <= (await self.state()).nodes.keys()
             return False
 
-        await until(joined, 30.0)
+        await until(joined, 90.0)
 
     async def serve(self, **request: Any) -> WorkflowHandle[Any, JobResult]:
         body = {"repo": f"file:{self.model}", "name": "tiny", "context_length": 512, "concurrency": 2, **request}

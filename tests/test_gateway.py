@@ -308,6 +308,16 @@ async def test_the_poll_notices_what_changed() -> None:
             polling.cancel()
 
 
+async def test_routes_that_are_stale_are_read_again_before_a_request_goes_by_them() -> None:
+    async with engine("e1") as (_, old), engine("e2") as (_, new), gateway() as front:
+        front.source.set("m", old)
+        assert (await front.chat("m")).json() == {"engine": "e1"}, "nobody polls in this test"
+        front.source.set("m", new)
+        assert (await front.chat("m")).json() == {"engine": "e1"}
+        await until(lambda: front.table.stale)
+        assert (await front.chat("m")).json() == {"engine": "e2"}
+
+
 async def test_the_last_routes_serve_on_while_temporal_is_away() -> None:
     async with engine("e1") as (_, url), gateway() as front:
         front.source.trouble = "Temporal is not reachable at there:7233"

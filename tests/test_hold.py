@@ -145,3 +145,23 @@ async def test_a_model_whose_replicas_went_since_the_routes_were_read_is_waited_
             assert front.source.called == ["m"]
             front.source.set("m", url)
         assert (await asking).json() == {"engine": "e1"}
+
+
+async def test_what_no_request_can_bring_is_refused_at_once_with_the_cause() -> None:
+    async with gateway(wait_for_start_s=30) as front:
+        front.source.bar("m", "its start was given up: bad_flag")
+        answer = await front.chat("m")
+        assert (answer.status_code, answer.headers.get("retry-after")) == (503, None)
+        assert answer.json()["error"]["code"] == "model_barred"
+        assert answer.json()["error"]["message"] == "m cannot answer: its start was given up: bad_flag"
+        assert front.source.called == [], "nobody is asked for what cannot come"
+
+
+async def test_a_wait_ends_when_it_cannot_help_any_more() -> None:
+    async with gateway(wait_for_start_s=30) as front:
+        front.source.set("m", waiting="starting m-0 on n1")
+        asking = asyncio.create_task(front.chat("m"))
+        await held(front)
+        front.source.bar("m", "its start was given up: exited")
+        assert (await asking).json()["error"]["code"] == "model_barred"
+        assert front.hold.held == 0

@@ -13,6 +13,7 @@ from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+from activities.contract import ROUTES_STALE_S
 from activities.node_contract import (
     DrainedShard,
     DrainShard,
@@ -301,7 +302,7 @@ async def test_a_drain_waits_for_what_is_in_flight(node: FakeNode) -> None:
         await http.post(f"{started.endpoint}/busy/0")
     drained = await task
     assert drained.left_in_flight == 0
-    assert drained.seconds < 10
+    assert ROUTES_STALE_S < drained.seconds < 10, "a gateway may send by older routes until then"
 
 
 async def test_a_drain_ends_at_its_deadline(node: FakeNode) -> None:

@@ -382,6 +382,7 @@ class Fleet:
                     model=model.spec.name,
                     endpoints=tuple(serving.get(key, ())),
                     waiting="" if key in serving else model_status(self._state, key).sentence,
+                    barred="" if key in serving else standing.barred(self._state, model),
                 )
                 for key, model in sorted(self._state.models.items())
             )
