@@ -12,7 +12,8 @@ from cli.errors import CtlError
 from cli.session import Session, open_session
 from cli.views import NODE_COLUMNS, node_row, node_views
 from fleet.facts import claims
-from fleet.state import FleetState, NodeState, ReplicaRecord, ReplicaState
+from fleet.render import forced_sentence
+from fleet.state import FleetState, ForcedEnd, NodeState, ReplicaRecord, ReplicaState
 
 POLL_S = 0.5
 """Between two looks at a node that drains: each is the fleet's whole state."""
@@ -76,9 +77,14 @@ def drain(
 async def wait_until_empty(session: Session, name: str, tell: Callable[[str], None]) -> None:
     """Say what still runs on a node, each time it changes, until nothing does. Raises CtlError if that ends early."""
     said = ""
+    told: set[ForcedEnd] = set()
     while True:
         state = await session.snapshot()
         node = state.nodes.get(name)
+        for forced in state.forced:
+            if node is not None and name in forced.nodes and forced.at >= node.since and forced not in told:
+                tell(forced_sentence(forced))
+                told.add(forced)
         left = claims(state, name)
         if node is None or node.state is NodeState.LOST:
             raise CtlError(f"node {name} was lost while it drained: {node.cause if node is not None else 'it is gone'}")

@@ -26,6 +26,8 @@ from cli.views import (
     NODE_COLUMNS,
     ProcessView,
     StatusView,
+    clock,
+    forced_views,
     model_row,
     model_views,
     node_row,
@@ -35,6 +37,9 @@ from cli.views import (
 from fleet.state import FleetState
 from fleet.steps import Step
 from runtime.temporal import UnreachableError
+
+FORCED_SHOWN = 5
+"""Of the drains that ended by force, the last ones; `--json` has all that are kept."""
 
 PASS_QUIET_S = 3.0
 """A pass takes a second or two; after this, ask whether anybody is there to run it."""
@@ -99,6 +104,8 @@ def show_status(as_json: JsonFlag = False) -> None:
     print_table(MODEL_COLUMNS, [model_row(model) for model in view.models], "no model is served")
     for waiting in view.waiting:
         say(f"{waiting.model} waits: {waiting.why}")
+    for forced in view.forced[-FORCED_SHOWN:]:
+        say(f"at {clock(forced.at)} {forced.sentence}")
     if view.broken:
         raise typer.Exit(1)
 
@@ -189,6 +196,7 @@ async def _status(home: Home) -> StatusView:
         nodes=node_views(state),
         models=models,
         waiting=waiting_views(models),
+        forced=forced_views(state),
     )
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from fleet import standing
 from fleet.reasons import Failure
 from fleet.records import Record
-from fleet.render import size
+from fleet.render import forced_sentence, size
 from fleet.room import room_of
 from fleet.state import HOLDING, FleetState, ModelRecord, NodeRecord, NodeState, ReplicaRecord, ReplicaState
 
@@ -149,6 +149,18 @@ class WaitingView(Record):
     why: str
 
 
+class ForcedEndView(Record):
+    """A drain whose deadline came while requests were in flight."""
+
+    replica: str
+    model: str
+    """Its id."""
+    nodes: tuple[str, ...]
+    requests: int
+    at: float
+    sentence: str
+
+
 class StatusView(Record):
     """`ctl status --json`."""
 
@@ -166,6 +178,8 @@ class StatusView(Record):
     nodes: tuple[NodeView, ...]
     models: tuple[ModelView, ...]
     waiting: tuple[WaitingView, ...]
+    forced: tuple[ForcedEndView, ...]
+    """The last drains that ended by force, the latest last."""
 
     @property
     def died(self) -> tuple[ProcessView, ...]:
@@ -245,6 +259,11 @@ def waiting_views(models: tuple[ModelView, ...]) -> tuple[WaitingView, ...]:
         for model in models
         if model.state in (ModelState.WAITING, ModelState.FAILED)
     )
+
+
+def forced_views(state: FleetState) -> tuple[ForcedEndView, ...]:
+    """The last drains that ended by force, the latest last."""
+    return tuple(ForcedEndView(**forced.model_dump(), sentence=forced_sentence(forced)) for forced in state.forced)
 
 
 def failure_view(failure: Failure | None, replica: str = "", model: str = "") -> FailureView | None:

@@ -2,6 +2,7 @@
 
 from fleet.demand import Target, target
 from fleet.placement import Candidates, place
+from fleet.render import requests
 from fleet.room import Room, room_of
 from fleet.state import (
     Decision,
@@ -83,7 +84,7 @@ class Draft:
         if replica.id in self.acted or replica.state in (ReplicaState.DRAINING, ReplicaState.STOPPING):
             return
         if replica.state is ReplicaState.DRAINED:
-            reason = "it is drained"
+            reason = _drained(replica)
         serving = replica.state is ReplicaState.SERVING
         if not serving and kind is StepKind.DRAIN:
             kind = StepKind.STOP
@@ -182,6 +183,12 @@ class Draft:
         elif model.spec.id in self._promises:
             sentence = f"{sentence}; room is being made"
         return decision.model_copy(update={"shards": (), "sentence": sentence})
+
+
+def _drained(replica: ReplicaRecord) -> str:
+    if replica.cut_short:
+        return f"it is drained, by its deadline: {requests(replica.cut_short)} in flight"
+    return "it is drained"
 
 
 def _rank(model: ModelRecord) -> tuple[int, int, int, float, str]:

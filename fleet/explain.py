@@ -202,7 +202,8 @@ def _disk(spec: ModelSpec, world: World) -> Act:
     """What lacks beside the weights that are on their way to the node already."""
     node = world.node
     room = Room((node,), world.replicas)
-    lacking = spec.need.disk - (room.disk(node.id, spec.weights.model_id) or 0)
+    free = room.disk(node.id, spec.weights.model_id) or 0
+    lacking = spec.need.disk - free
     kept = room.disk_kept(node.id)
     words = f"free {size(lacking)} of disk on {node.id}"
     if kept:

@@ -7,7 +7,7 @@ from fleet.demand import load_at
 from fleet.measures import contradiction
 from fleet.reasons import Failure, Reason, RefusedError
 from fleet.records import Record
-from fleet.state import HOLDING, FleetState, Inventory, NodeRecord, NodeState, ReplicaRecord, ReplicaState
+from fleet.state import HOLDING, FleetState, ForcedEnd, Inventory, NodeRecord, NodeState, ReplicaRecord, ReplicaState
 
 
 class ReplicaEvent(Record):
@@ -20,6 +20,12 @@ class ReplicaEvent(Record):
     failure: Failure | None = None
     trace: str = ""
     """traceparent of `start replica`, with STARTING."""
+    left_in_flight: int = 0
+    """Requests that the deadline of a drain cut short, with DRAINED."""
+
+
+FORCED_KEPT = 20
+"""Forced ends that are remembered: an operator asks about the last maintenance, older ones are in the traces."""
 
 
 def node_joined(
@@ -153,8 +159,12 @@ def replica_changed(state: FleetState, event: ReplicaEvent, now: float) -> Fleet
         "since": now,
         "endpoint": event.endpoint if event.state is ReplicaState.SERVING else old.endpoint,
         "trace": event.trace or old.trace,
+        "cut_short": event.left_in_flight,
         "version": old.version + 1,
     }
+    if event.left_in_flight:
+        forced = ForcedEnd(replica=old.id, model=old.model, nodes=old.nodes, requests=event.left_in_flight, at=now)
+        state = state.model_copy(update={"forced": (*state.forced, forced)[-FORCED_KEPT:]})
     if event.state is ReplicaState.SERVING:
         state = used(state, old.model, now)  # whoever waited for it comes now: its idleness begins here
     return state.with_replica(old.model_copy(update=update))

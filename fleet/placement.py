@@ -154,7 +154,7 @@ def _answer(standing: Standing, spec: ModelSpec, model: str, room: Room) -> Answ
         return no
     gpus, memory = spec.need.gpus, spec.need.memory
     disk = None if local else room.disk(node.id, spec.weights.model_id)
-    if disk is not None and spec.need.disk > disk:
+    if disk is not None and spec.need.disk > max(0, disk):
         return _refused(node, Reason.DISK, spec.need.disk, max(0, disk), node.inventory.disk_total)
     wanted = gpus or 1
     left = room.free_on(node.id)

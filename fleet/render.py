@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from fleet.reasons import Reason
-from fleet.state import Outcome, ShardAssignment, Verdict
+from fleet.state import ForcedEnd, Outcome, ShardAssignment, Verdict
 
 COUNTED = frozenset({Reason.GPU_COUNT, Reason.GANG_INCOMPLETE})
 """Reasons whose need and free are numbers of things, not bytes."""
@@ -32,6 +32,20 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def forced_sentence(forced: ForcedEnd) -> str:
+    """`m-0 on n1 was ended with 3 requests in flight: the deadline of its drain came first`."""
+    where = ", ".join(forced.nodes)
+    return (
+        f"{forced.replica} on {where} was ended with {requests(forced.requests)} in flight: "
+        f"the deadline of its drain came first"
+    )
+
+
+def requests(count: int) -> str:
+    """`1 request`, `3 requests`."""
+    return f"{count} request{'s' if count != 1 else ''}"
 
 
 def decision_sentence(model: str, shards: tuple[ShardAssignment, ...], verdicts: tuple[Verdict, ...]) -> str:

@@ -50,10 +50,15 @@ class Room:
         return self._free.get(node, NOTHING)
 
     def disk(self, node: str, weights: str) -> int | None:
-        """Bytes of disk free for weights; None where they are there or on their way, and need no more."""
-        if weights in self._held.get(node, NO_WEIGHTS) or (node, weights) in self._fetched:
+        """Bytes of disk free for weights; None where they are there or on their way, and need no more.
+
+        Below zero more is promised than there is, because some of it is to go. Who then joined those that read what
+        goes would keep it there, and what the room is made for would never come.
+        """
+        free = self._disk.get(node, 0)
+        if weights in self._held.get(node, NO_WEIGHTS) or (free >= 0 and (node, weights) in self._fetched):
             return None
-        return self._disk.get(node, 0)
+        return free
 
     def disk_kept(self, node: str) -> int:
         """Bytes of disk kept for weights that this node does not hold yet."""

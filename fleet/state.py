@@ -152,6 +152,8 @@ class ReplicaRecord(Record):
     """When `load` was measured."""
     in_flight: int = 0
     """Requests in flight as its node told last; it tells when that changes."""
+    cut_short: int = 0
+    """Requests that were still in flight when the deadline of its drain came."""
     version: int = 0
 
     @property
@@ -243,6 +245,17 @@ class Policy(Record):
     """Losses within so long of each other count together."""
 
 
+class ForcedEnd(Record):
+    """A drain whose deadline came first: what was in flight then was cut short."""
+
+    replica: str
+    model: str
+    """The model's id; it may be gone."""
+    nodes: tuple[str, ...]
+    requests: int
+    at: float
+
+
 class FleetState(Record):
     """All of it."""
 
@@ -256,6 +269,8 @@ class FleetState(Record):
     models: dict[str, ModelRecord] = {}
     nodes: dict[str, NodeRecord] = {}
     replicas: dict[str, ReplicaRecord] = {}
+    forced: tuple[ForcedEnd, ...] = ()
+    """The last drains that ended by force, the latest last: their replicas' records are gone soon after."""
 
     def with_model(self, model: ModelRecord) -> "FleetState":
         """The same with this model."""

@@ -81,6 +81,8 @@ class LightNode:
         self.started: list[StartShard] = []
         self.stopped: list[ShardRef] = []
         self.drained: list[ShardRef] = []
+        self.left_in_flight = 0
+        """What each drain's deadline cuts short."""
         self.attending = asyncio.Event()
         self._leases = 0
         self._stack = AsyncExitStack()
@@ -178,7 +180,7 @@ class LightNode:
     @activity.defn(name=node_contract.DRAIN_SHARD)
     async def drain_shard(self, request: DrainShard) -> DrainedShard:
         self.drained.append(request.shard)
-        return DrainedShard(left_in_flight=0, seconds=0.0)
+        return DrainedShard(left_in_flight=self.left_in_flight, seconds=0.0)
 
     @activity.defn(name=node_contract.STOP_SHARD)
     async def stop_shard(self, request: StopShard) -> StoppedShard:

@@ -87,10 +87,19 @@ async def test_a_drain_that_somebody_ends_is_a_sentence(
 
 async def test_after_the_deadline_a_drain_ends_what_could_not_move(cell: Cell, node: LightNode, ctl: Ctl) -> None:
     await cell.run({"repo": "file:/models/m.gguf", "name": "m"})
+    node.left_in_flight = 3
     code, out, err = await ctl.run("node", "drain", node.name, "--deadline", "0")
     assert code == 0, err
+    cut = f"m-0 on {node.name} was ended with 3 requests in flight: the deadline of its drain came first"
+    assert cut in out.splitlines()
     assert out.splitlines()[-1] == f"node {node.name} is empty"
     assert node.stopped == [ShardRef(replica="m-0", generation=1)]
+    assert "m-0" not in (await cell.state()).replicas
+    _, out, _ = await ctl.run("status")
+    assert cut in out
+    _, out, _ = await ctl.run("status", "--json")
+    [forced] = json.loads(out)["forced"]
+    assert (forced["replica"], forced["requests"], forced["sentence"]) == ("m-0", 3, cut)
 
 
 async def test_retry_starts_what_was_given_up(cell: Cell, node: LightNode, session: Session, ctl: Ctl) -> None:

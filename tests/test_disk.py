@@ -9,7 +9,7 @@ from fleet.planning import plan
 from fleet.reasons import Reason
 from fleet.room import room_of
 from fleet.standing import over_capacity, oversold
-from fleet.state import FleetState
+from fleet.state import FleetState, ReplicaState
 from fleet.wishes import apply
 from tests.fleets import GIB, fleet, inventory, spec
 from tests.test_planning import after, failed, serving, text
@@ -61,6 +61,18 @@ def test_a_preemption_gives_back_the_disk_of_what_never_came() -> None:
     state = after(fleet({"n1": inventory(disk=4 * GIB)}, spec("low", disk=3 * GIB, priority=1)))
     state, _ = apply(state, spec("high", disk=3 * GIB, priority=90), 20.0)
     assert text(plan(state, 21.0))[0] == ("preempt low-0: high is more important (90 against 1): frees 1 GiB on n1")
+
+
+def test_disk_that_is_being_freed_is_not_kept_busy_by_new_replicas_of_what_goes() -> None:
+    state = serving(after(fleet({"n1": inventory(disk=4 * GIB)}, spec("low", disk=GIB, priority=1, replicas=2))))
+    state, _ = apply(state, spec("high", disk=4 * GIB, priority=90), 20.0)
+    for turn in range(4):
+        state = after(state, 21.0 + turn)
+        for replica in list(state.replicas.values()):
+            if replica.state is ReplicaState.DRAINING:
+                state = state.without_replica(replica.id)
+    assert [replica.model for replica in state.replicas.values()] == ["high"]
+    assert state.models["low"].waiting == "0/1 nodes fit low: 1 disk (need 1 GiB, best free 0 B on n1)"
 
 
 def test_an_explanation_tells_what_is_on_its_way() -> None:

@@ -11,7 +11,7 @@ from fleet.reasons import Failure, Reason
 from fleet.room import room_of
 from fleet.spec import Constraints, ModelSpec, Rollout, Scaling
 from fleet.standing import wanted
-from fleet.state import FleetState, NodeState, ReplicaState
+from fleet.state import FleetState, ForcedEnd, NodeState, ReplicaState
 from fleet.steps import StepKind, brief
 from fleet.wishes import abandon, apply, cordon, drain_node, release_brake, retry
 from tests.fleets import GIB, fleet, inventory, spec
@@ -296,6 +296,18 @@ def test_a_drain_or_stop_that_nobody_carried_out_is_said_again() -> None:
     assert drained.replicas["m-0"].state is ReplicaState.DRAINING
     assert next_deadline(drained, 20.0) == 80.0
     assert text(plan(drained, 80.0))[0] == "drain m-0: it was told to and has not: said again"
+
+
+def test_a_drain_that_ended_by_force_is_remembered_and_said() -> None:
+    state = serving(after(fleet({"n1": inventory()}, spec("m"))))
+    state = commit(state, plan(drain_node(state, "n1", 0.0, 20.0), 20.0), 20.0)
+    event = ReplicaEvent(replica="m-0", generation=1, state=ReplicaState.DRAINED, left_in_flight=2)
+    state = replica_changed(state, event, 50.0)
+    assert text(plan(state, 51.0))[0] == "stop replica m-0: it is drained, by its deadline: 2 requests in flight"
+    assert state.forced == (ForcedEnd(replica="m-0", model="m", nodes=("n1",), requests=2, at=50.0),)
+    assert replica_changed(state, event, 52.0).forced == state.forced, "told twice, it is one"
+    gone = ReplicaEvent(replica="m-0", generation=1, state=None)
+    assert replica_changed(state, gone, 60.0).forced == state.forced
 
 
 def test_a_job_takes_back_only_what_it_alone_wanted() -> None:

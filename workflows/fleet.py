@@ -33,6 +33,7 @@ from fleet.demand import target
 from fleet.facts import ReplicaEvent
 from fleet.planning import next_deadline
 from fleet.reasons import Failure, Reason, RefusedError
+from fleet.render import forced_sentence
 from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from workflows import calls, messages
 from workflows.messages import (
@@ -285,6 +286,8 @@ class Fleet:
     def replica_changed(self, event: ReplicaEvent) -> None:
         """A replica told where it is."""
         state = facts.replica_changed(self._state, event, workflow.time())
+        if state.forced != self._state.forced:
+            workflow.logger.warning("%s", forced_sentence(state.forced[-1]))
         self._take(state, f"replica {event.replica} is {event.state or 'stopped'}")
 
     # -- wishes, from jobs --------------------------------------------------------------------------------------------

@@ -163,14 +163,17 @@ class Replica:
             calls.drain_shard(node, DrainShard(shard=self._ref(rank), deadline_s=deadline))
             for rank, node in enumerate(self._nodes())
         ]
-        for error in await asyncio.gather(*drains, return_exceptions=True):
-            if isinstance(error, ActivityError):
+        left = 0
+        for ended in await asyncio.gather(*drains, return_exceptions=True):
+            if isinstance(ended, ActivityError):
                 # A shard that cannot be drained serves nobody either: its stop follows and finds out.
-                workflow.logger.warning("drain of %s: %s", self._input.replica, calls.failure_of(error).line)
-            elif isinstance(error, BaseException):
-                raise error
+                workflow.logger.warning("drain of %s: %s", self._input.replica, calls.failure_of(ended).line)
+            elif isinstance(ended, BaseException):
+                raise ended
+            else:
+                left = max(left, ended.left_in_flight)  # all shards of a gang work on the same requests
         self._show(ReplicaState.DRAINED)
-        await calls.tell_fleet(self._input.cell, self._event(ReplicaState.DRAINED))
+        await calls.tell_fleet(self._input.cell, self._event(ReplicaState.DRAINED, left_in_flight=left))
 
     async def _stop_shards(self) -> None:
         """Stop every shard, for as long as it takes: a shard that may run still holds its memory."""
@@ -247,7 +250,13 @@ class Replica:
         return self._event(ReplicaState.FAILED, failure=Failure(reason=Reason.NODE_LOST, detail=f"{nodes} is lost"))
 
     def _event(
-        self, state: ReplicaState | None, *, endpoint: str = "", failure: Failure | None = None, trace: str = ""
+        self,
+        state: ReplicaState | None,
+        *,
+        endpoint: str = "",
+        failure: Failure | None = None,
+        trace: str = "",
+        left_in_flight: int = 0,
     ) -> ReplicaEvent:
         return ReplicaEvent(
             replica=self._input.replica,
@@ -256,6 +265,7 @@ class Replica:
             endpoint=endpoint,
             failure=failure,
             trace=trace,
+            left_in_flight=left_in_flight,
         )
 
     def _show(self, state: str, failure: Failure | None = None) -> None:
