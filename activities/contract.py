@@ -13,6 +13,7 @@ from pydantic import Field
 from activities.node_contract import StartShards
 from fleet.fit import Estimate as Estimate
 from fleet.fit import FitVerdict as FitVerdict
+from fleet.job_queue import Waiting
 from fleet.reasons import Failure
 from fleet.records import Record, Typed
 from fleet.spec import Engine, JobKind, JobRequest, ResolvedModel, ShardNeed, Weights
@@ -175,6 +176,8 @@ SIGNAL_CONFIGURE = "configure"
 SIGNAL_ORPHANED = "orphaned"
 # and a node without its
 SIGNAL_DESERTED = "deserted"
+# and a job that ended without leaving its queue
+SIGNAL_JOB_ENDED = "job_ended"
 # signal, from the gateway: somebody asks for a model that has no replica
 SIGNAL_WANTED = "wanted"
 # update, for the pass
@@ -263,6 +266,8 @@ class Snapshot(Record):
     committed_by: str = ""
     """The pass whose plan was committed last: a pass that was killed after its commit finds its plan here."""
     committed: Plan = Plan()
+    queues: dict[str, tuple[Waiting, ...]] = {}
+    """Model id → the jobs on it, the one that has its turn first."""
 
 
 class Orphan(Record):
@@ -277,6 +282,12 @@ class Deserted(Record):
 
     node: str
     incarnation: str
+
+
+class JobEnded(Record):
+    """A job that ended without a word to Fleet, because somebody terminated it."""
+
+    job: str
 
 
 class ConfigureArg(Record):

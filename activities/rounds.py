@@ -13,7 +13,7 @@ from temporalio.exceptions import TemporalError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import contract, node_contract
-from activities.contract import Orphan, Snapshot, fleet_id, replica_id
+from activities.contract import JobEnded, Orphan, Snapshot, fleet_id, replica_id
 from fleet.state import HOLDING, NodeState, Policy, ReplicaState
 
 log = logging.getLogger("llmgw.rounds")
@@ -54,6 +54,7 @@ class Rounds:
                     told = True
                 await self.find_orphans()
                 await self.compare_nodes()
+                await self.find_ended_jobs()
             except TemporalError as error:  # away, or Fleet cannot answer just now
                 log.warning("round: %s", error)
             try:
@@ -131,6 +132,20 @@ class Rounds:
                 deserted = contract.Deserted(node=node.id, incarnation=node.incarnation)
                 await fleet.signal(contract.SIGNAL_DESERTED, deserted)
         return sorted(twice)
+
+    async def find_ended_jobs(self) -> list[str]:
+        """Tell Fleet which jobs have ended without leaving their queue, because somebody terminated them; returns them.
+
+        Only jobs that another one waits for are looked at: one that nobody waits for is in nobody's way.
+        """
+        fleet = self._client.get_workflow_handle(fleet_id(self._cell))
+        snapshot: Snapshot = await fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
+        heads = [line[0].job for line in snapshot.queues.values() if len(line) > 1]
+        ended = [job for job in heads if not await self._runs(job)]
+        for job in ended:
+            log.warning("%s has ended without a word: the next job on its model has its turn", job)
+            await fleet.signal(contract.SIGNAL_JOB_ENDED, JobEnded(job=job))
+        return ended
 
     async def _runs(self, workflow: str) -> bool:
         try:

@@ -8,12 +8,13 @@ from typing import Annotated
 from pydantic import Field
 
 from cli.jobs import repo_argument
+from fleet.inputs import OF_THE_JOB
 from fleet.records import Typed
 from fleet.spec import JobKind, JobRequest, ModelName, ModelRequest, safe_id
 from fleet.state import FleetState
 from runtime.config import ConfigError, Document, read
 
-NOT_COMPARED = frozenset({"cell", "kind", "name"})
+NOT_COMPARED = OF_THE_JOB | {"name"}
 """Of a request: they say which model of whom is meant, not how it should be. A name may come from the repo."""
 
 
@@ -64,7 +65,14 @@ def read_models(path: Path, cell: str) -> tuple[JobRequest, ...]:
     base = path.resolve().parent
     return tuple(
         JobRequest.model_validate(
-            {**dict(entry), "cell": cell, "kind": JobKind.SERVE, "repo": repo_argument(entry.repo, base)}
+            {
+                **dict(entry),
+                "cell": cell,
+                "kind": JobKind.SERVE,
+                "repo": repo_argument(entry.repo, base),
+                # A file says what there should be, also where there is no room for it yet.
+                "room_deadline_s": None,
+            }
         )
         for entry in entries
     )

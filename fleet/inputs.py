@@ -1,9 +1,14 @@
 """What somebody typed, read: a model of it, or one sentence that names what is wrong; and the spec it becomes."""
 
-from pydantic import ValidationError
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from fleet.reasons import Reason, RefusedError
-from fleet.spec import Engine, JobRequest, ModelSpec, ShardNeed, Weights
+from fleet.spec import Engine, JobKind, JobRequest, ModelRequest, ModelSpec, ShardNeed, Weights
+
+OF_THE_JOB = frozenset(JobRequest.model_fields) - frozenset(ModelRequest.model_fields)
+"""What a request says of the job alone: nothing of it is kept with the model."""
 
 
 def read_request(given: object) -> JobRequest:
@@ -47,7 +52,39 @@ def spec_of(
         context_length=context_length,
         concurrency=request.concurrency,
         args=request.args,
-        request=request,
+        request=_kept(request),
         start_deadline_s=request.start_deadline_s,
         drain_deadline_s=request.drain_deadline_s,
     )
+
+
+def updated(known: JobRequest, given: JobRequest) -> JobRequest:
+    """What an update comes to: what was given over what the catalog knows; what was left out keeps its value.
+
+    `constraints`, `scaling` and `rollout` are taken field by field, too. Raises RefusedError where both together are
+    no request, such as a `min` above the known `max`.
+    """
+    merged = {**_given(known, ModelRequest.model_fields.keys()), **_given(given, OF_THE_JOB)}
+    for name in given.model_fields_set - OF_THE_JOB:
+        before, now = getattr(known, name), getattr(given, name)
+        both = isinstance(before, BaseModel) and isinstance(now, BaseModel)
+        merged[name] = {**before.model_dump(), **now.model_dump(exclude_unset=True)} if both else now
+    return read_request({**merged, "name": known.name})
+
+
+def request_of(spec: ModelSpec) -> JobRequest:
+    """What was asked for when this spec was made."""
+    if spec.request is not None:
+        return spec.request.model_copy(update={"name": spec.name})
+    same = {name: getattr(spec, name) for name in ModelRequest.model_fields if name in ModelSpec.model_fields}
+    return JobRequest.model_validate(same)
+
+
+def _kept(request: JobRequest) -> JobRequest:
+    """The request as the catalog keeps it: two that say the same of the model are equal, whatever job said it."""
+    said = _given(request, ModelRequest.model_fields.keys())
+    return JobRequest.model_validate({**said, "cell": request.cell, "kind": JobKind.SERVE})
+
+
+def _given(request: JobRequest, names: Any) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in names}

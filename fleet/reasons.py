@@ -14,9 +14,12 @@ class Reason(StrEnum):
     # what was asked for
     BAD_INPUT = "bad_input"
     REPO_NOT_FOUND = "repo_not_found"
+    REVISION_NOT_FOUND = "revision_not_found"
     REPO_FORBIDDEN = "repo_forbidden"
     NO_WEIGHTS = "no_weights"
+    TOKEN_UNKNOWN = "token_unknown"  # noqa: S105 - a reason's name
     HUB_UNREACHABLE = "hub_unreachable"
+    HUB_BUSY = "hub_busy"
     # bytes
     WEIGHTS_UNREADABLE = "weights_unreadable"
     WEIGHTS_CORRUPT = "weights_corrupt"
@@ -28,6 +31,7 @@ class Reason(StrEnum):
     FIT_UNKNOWN = "fit_unknown"
     UNSUPPORTED_ARCHITECTURE = "unsupported_architecture"
     # placement: reasons a node is excluded or refused
+    NO_NODES = "no_nodes"
     NODE_CORDONED = "node_cordoned"
     NODE_DRAINING = "node_draining"
     NODE_LOST = "node_lost"
@@ -54,6 +58,7 @@ class Reason(StrEnum):
     NODE_UNREACHABLE = "node_unreachable"
     SMOKE_TEST_FAILED = "smoke_test_failed"
     STOPPED_BY_HAND = "stopped_by_hand"
+    SUPERSEDED = "superseded"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
 
@@ -68,10 +73,13 @@ class Meaning(NamedTuple):
 
 REASONS: dict[Reason, Meaning] = {
     Reason.BAD_INPUT: Meaning("registry", False, "correct the input and start the job again"),
-    Reason.REPO_NOT_FOUND: Meaning("registry", False, "check the name, the revision and the path"),
+    Reason.REPO_NOT_FOUND: Meaning("registry", False, "check the name and the path; a private repo needs `--token`"),
+    Reason.REVISION_NOT_FOUND: Meaning("registry", False, "name a branch, a tag or a commit that the repo has"),
     Reason.REPO_FORBIDDEN: Meaning("registry", False, "ask for access to the repo and name a token that has it"),
     Reason.NO_WEIGHTS: Meaning("registry", False, "name a repo or file that holds GGUF or safetensors weights"),
+    Reason.TOKEN_UNKNOWN: Meaning("registry", False, "name the token's file in `hub.tokens` of server.yaml"),
     Reason.HUB_UNREACHABLE: Meaning("registry", True, "check the network of the worker, or serve a local `file:`"),
+    Reason.HUB_BUSY: Meaning("registry", True, "wait as long as the hub asks, or name a token: it allows more"),
     Reason.WEIGHTS_UNREADABLE: Meaning("check", False, "replace the file: it is truncated or not a model"),
     Reason.WEIGHTS_CORRUPT: Meaning("mirror", True, "fetch the file again: its hash is wrong"),
     Reason.WEIGHTS_MISSING: Meaning("mirror", False, "mirror the model again: a file it names is absent"),
@@ -80,6 +88,7 @@ REASONS: dict[Reason, Meaning] = {
     Reason.DOES_NOT_FIT: Meaning("check", False, "add memory, use a smaller variant, or lower the context length"),
     Reason.FIT_UNKNOWN: Meaning("check", False, "say the memory one shard needs with --memory"),
     Reason.UNSUPPORTED_ARCHITECTURE: Meaning("check", False, "choose another engine or another model"),
+    Reason.NO_NODES: Meaning("placement", True, "start an agent on a machine that is to serve models"),
     Reason.NODE_CORDONED: Meaning("placement", True, "uncordon the node"),
     Reason.NODE_DRAINING: Meaning("placement", True, "uncordon the node when its maintenance is over"),
     Reason.LABELS: Meaning("placement", True, "label a node in its agent.yaml, or change the model's constraints"),
@@ -104,6 +113,7 @@ REASONS: dict[Reason, Meaning] = {
     Reason.NODE_UNREACHABLE: Meaning("placement", True, "check the node's agent and its way to Temporal"),
     Reason.SMOKE_TEST_FAILED: Meaning("smoke test", False, "read the engine's log: `ctl replica logs ID`"),
     Reason.STOPPED_BY_HAND: Meaning("placement", False, "start it again with `ctl model retry NAME`"),
+    Reason.SUPERSEDED: Meaning("placement", False, "nothing to do: a later job on the same model took its place"),
     Reason.CANCELLED: Meaning("", False, "nothing to do: somebody cancelled it"),
     Reason.INTERNAL: Meaning("", True, "this is a fault of llmgw: please report it with the trace"),
 }

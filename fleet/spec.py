@@ -191,7 +191,8 @@ class JobKind(StrEnum):
     """What a model job is for."""
 
     SERVE = "serve"
-    MIRROR = "mirror"
+    MIRROR = "mirror"  # ends when the mirror has the files
+    UPDATE = "update"  # a new revision or spec of a model in the catalog
     REMOVE = "remove"
 
 
@@ -227,6 +228,11 @@ class JobRequest(ModelRequest):
     cell: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = "main"
     """The fleet that does it."""
     kind: JobKind = JobKind.SERVE
+    room_deadline_s: Annotated[float, Field(ge=0)] | None = 60.0
+    """How long the job waits for a place where no node has room; `null`: until there is one. A minute, because a
+    node that is away is back or lost after half a one, and so is what drains."""
+    delete_weights: bool = False
+    """Of a `remove`: the files in the mirror too, unless another model uses them."""
 
 
 class ModelSpec(Typed):

@@ -1,8 +1,13 @@
 """What follows from a state: what is missing, what was given up, what is free, and what must never be."""
 
-from fleet.reasons import Failure
+from collections import Counter
+
+from fleet.reasons import Failure, Reason
 from fleet.room import room_of
-from fleet.state import HOLDING, FleetState, ModelRecord, ReplicaRecord, ReplicaState
+from fleet.state import HOLDING, FleetState, ModelRecord, Outcome, ReplicaRecord, ReplicaState
+
+UNDER_WAY = frozenset({ReplicaState.PLACED, ReplicaState.STARTING})
+FREEING = frozenset({ReplicaState.DRAINING, ReplicaState.DRAINED, ReplicaState.STOPPING})
 
 COMING = frozenset({ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING, ReplicaState.FAILED})
 """States in which a replica may serve again without anybody's help, unless it was given up."""
@@ -59,6 +64,20 @@ def barred(state: FleetState, model: ModelRecord) -> str:
     if model.spec.scaling is None and model.spec.replicas == 0:
         return f"0 replicas of {name} are wanted, and it has no scaling by demand"
     return ""
+
+
+def no_room(state: FleetState, model: ModelRecord) -> Failure | None:
+    """Why a model waits that no node has room for; None while something of it starts, or room is being made."""
+    if not model.waiting or missing(state, model) == 0:
+        return None
+    for replica in state.replicas.values():
+        mine = replica.model == model.spec.id and replica.spec_version == model.spec_version
+        if replica.state in FREEING or (mine and replica.state in UNDER_WAY):
+            return None
+    verdicts = model.decision.verdicts if model.decision is not None else ()
+    refused = [verdict for verdict in verdicts if verdict.outcome is Outcome.REFUSED] or list(verdicts)
+    common = Counter(verdict.reason for verdict in refused if verdict.reason is not None).most_common(1)
+    return Failure(reason=common[0][0] if common else Reason.NO_NODES, detail=model.waiting)
 
 
 def over_capacity(state: FleetState) -> dict[str, int]:

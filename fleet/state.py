@@ -209,6 +209,11 @@ class ModelRecord(Record):
     removing: bool = False
     created_by: str = ""
     """Workflow id of the job that put it into the catalog; empty once anybody else asked for it too."""
+    changed_by: str = ""
+    """Workflow id of the job that made the spec what it is, while that job runs."""
+    previous: ModelSpec | None = None
+    """The spec before that, which comes back where the job is cancelled."""
+    previous_version: int = 0
     waiting: str = ""
     """The sentence of the last placement that found no room; empty when nothing waits."""
     decision: Decision | None = None

@@ -3,6 +3,7 @@
 A wish that cannot be granted raises `RefusedError`, and nothing has changed.
 """
 
+from fleet import standing
 from fleet.reasons import Reason, RefusedError
 from fleet.records import Record
 from fleet.spec import ModelSpec
@@ -44,6 +45,7 @@ def apply(state: FleetState, spec: ModelSpec, now: float, *, job: str = "") -> t
             "applied_at": now if changed else old.applied_at,
             "waiting": "" if changed else old.waiting,
             "created_by": old.created_by if job == old.created_by else "",
+            **_before(old, spec, job),
             "scaled": old.scaled if spec.scaling is not None else None,
             "version": old.version + 1,
         }
@@ -56,6 +58,15 @@ def apply(state: FleetState, spec: ModelSpec, now: float, *, job: str = "") -> t
         restarts=restarts,
         difference=_difference(old.spec, spec),
     )
+
+
+def _before(old: ModelRecord, spec: ModelSpec, job: str) -> dict[str, object]:
+    """What a record keeps of the spec that a job replaces, so that it can be brought back."""
+    if job and old.changed_by == job:
+        return {}  # the job asks again: what was before it stays what it was
+    if not job or old.spec == spec:
+        return {"changed_by": "", "previous": None, "previous_version": 0}
+    return {"changed_by": job, "previous": old.spec, "previous_version": old.spec_version}
 
 
 def _difference(old: ModelSpec, new: ModelSpec) -> str:
@@ -86,12 +97,49 @@ def remove(state: FleetState, name: str) -> FleetState:
 
 
 def abandon(state: FleetState, name: str, job: str) -> FleetState:
-    """A cancelled job takes back what it created, unless somebody else asked for it too or it serves already."""
+    """A job that ends early takes back what it did: a model it created goes, one it changed is as it was before.
+
+    Unless that is whole already: then it serves, and stays. Nor where somebody else asked for it since.
+    """
     model = next((m for m in state.models.values() if name in (m.spec.name, m.spec.id)), None)
-    if model is None or model.created_by != job or model.removing:
+    if model is None or model.removing:
         return state
-    serves = any(r.model == model.spec.id and r.state is ReplicaState.SERVING for r in state.replicas.values())
-    return state if serves else remove(state, name)
+    if model.created_by == job:
+        serves = any(r.model == model.spec.id and r.state is ReplicaState.SERVING for r in state.replicas.values())
+        return state if serves else remove(state, name)
+    if model.changed_by != job or model.previous is None:
+        return state
+    return settle(state, name, job) if standing.missing(state, model) == 0 else _restored(state, model, model.previous)
+
+
+def settle(state: FleetState, name: str, job: str) -> FleetState:
+    """A job has ended, and what it made of the model stays: what was before is forgotten."""
+    model = next((m for m in state.models.values() if name in (m.spec.name, m.spec.id)), None)
+    if model is None or model.changed_by != job:
+        return state
+    return state.with_model(model.model_copy(update={"changed_by": "", "previous": None, "previous_version": 0}))
+
+
+def _restored(state: FleetState, model: ModelRecord, spec: ModelSpec) -> FleetState:
+    """The model with the spec it had. What runs by that spec goes on: it gets the new version's number, so that no
+    number ever means two specs."""
+    version = model.spec_version + (model.spec_version != model.previous_version)
+    for replica in state.replicas.values():
+        if replica.model == spec.id and replica.spec_version == model.previous_version:
+            update = {"spec_version": version, "version": replica.version + 1}
+            state = state.with_replica(replica.model_copy(update=update))
+    record = model.model_copy(
+        update={
+            "spec": spec,
+            "spec_version": version,
+            "waiting": "",
+            "changed_by": "",
+            "previous": None,
+            "previous_version": 0,
+            "version": model.version + 1,
+        }
+    )
+    return state.with_model(record)
 
 
 def scale(state: FleetState, name: str, replicas: int) -> FleetState:

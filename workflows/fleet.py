@@ -19,6 +19,7 @@ from activities.contract import (
     ConfigureArg,
     Deserted,
     Done,
+    JobEnded,
     NameArg,
     Orphan,
     Route,
@@ -36,15 +37,13 @@ from fleet.reasons import Failure, Reason, RefusedError
 from fleet.render import forced_sentence
 from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from workflows import calls, messages
+from workflows.fleet_jobs import FleetJobs
 from workflows.messages import (
-    Answer,
     Ask,
-    AskKind,
     Cause,
     Claim,
     FleetInput,
     Message,
-    ModelStatus,
     NodeJoined,
     NodeLoads,
     NodeLost,
@@ -73,13 +72,12 @@ class Fleet:
         self._cell = start.cell
         self._state = start.state.model_copy(update={"cell": start.cell})
         self._outbox = deque(start.outbox)
-        self._watchers = dict(start.watchers)
-        self._told: dict[str, ModelStatus] = {}
+        self._jobs = FleetJobs(start.watchers, start.queues)
         self._causes: list[Cause] = list(start.causes)
         self._committed_by = start.committed_by
         self._committed = start.committed
         self._due = bool(start.causes)
-        self._news = bool(start.watchers)
+        self._news = bool(start.watchers or start.queues)
         self._passed_at = 0.0
         self._rearm = False
         """The next deadline may have moved, and nothing else is due."""
@@ -105,7 +103,8 @@ class Fleet:
                 cell=self._cell,
                 state=self._state,
                 outbox=tuple(self._outbox),
-                watchers=self._watchers,
+                watchers=self._jobs.watchers,
+                queues=dict(self._jobs.queues),
                 causes=tuple(self._causes),
                 committed_by=self._committed_by,
                 committed=self._committed,
@@ -160,23 +159,17 @@ class Fleet:
             await workflow.wait_condition(lambda: bool(self._outbox) or self._news or self._closing)
             if self._news:
                 self._news = False
-                self._tell_watchers()
+                self._outbox.extend(self._jobs.news(self._state))
             if not self._outbox:
                 if self._closing:
                     return
                 continue
             message = self._outbox[0]
-            body = message.welcome or message.answer or message.status or message.rejoin
+            body = message.welcome or message.answer or message.status or message.turn or message.rejoin
             if body is not None and not await calls.tell(message.workflow, message.signal, body):
-                self._watchers.pop(message.workflow, None)  # it ended; nobody waits there any more
+                self._jobs.forget(message.workflow)  # it ended; nobody waits there any more
+                self._news = True
             self._outbox.popleft()
-
-    def _tell_watchers(self) -> None:
-        for job, model in self._watchers.items():
-            status = model_status(self._state, model)
-            if self._told.get(job) != status:
-                self._told[job] = status
-                self._outbox.append(Message(workflow=job, signal=messages.SIGNAL_MODEL_STATUS, status=status))
 
     def _because(self, cause: Cause) -> None:
         self._due = True
@@ -295,28 +288,18 @@ class Fleet:
     @workflow.signal(name=messages.SIGNAL_ASK)
     def ask(self, ask: Ask) -> None:
         """A job asks; it is answered, and told how the model is until it ends."""
-        try:
-            answer = self._answer(ask)
-        except RefusedError as refused:
-            answer = Answer(failure=refused.failure)
-        if answer.model and ask.kind is not AskKind.ABANDON:
-            self._watchers[ask.job] = answer.model
-            self._told.pop(ask.job, None)
-            self._news = True
-        self._outbox.append(Message(workflow=ask.job, signal=messages.SIGNAL_ANSWER, answer=answer))
+        state, sentence, answers = self._jobs.take(self._state, ask, workflow.time())
+        if sentence:
+            self._take(state, sentence)
+        self._state = state
+        self._news = True
+        self._outbox.extend(answers)
 
-    def _answer(self, ask: Ask) -> Answer:
-        if ask.kind is AskKind.APPLY and ask.spec is not None:
-            state, applied = wishes.apply(self._state, ask.spec, workflow.time(), job=ask.job)
-            self._take(state, f"{ask.spec.name} was applied")
-            return Answer(applied=applied, model=ask.spec.id)
-        if ask.kind is AskKind.ABANDON:
-            self._watchers.pop(ask.job, None)
-            self._take(wishes.abandon(self._state, ask.name, ask.job), f"the job that wanted {ask.name} was cancelled")
-            return Answer()
-        model = wishes.find_model(self._state, ask.name).spec
-        self._take(wishes.remove(self._state, ask.name), f"{model.name} is removed")
-        return Answer(model=model.id)
+    @workflow.signal(name=contract.SIGNAL_JOB_ENDED)
+    def job_ended(self, ended: JobEnded) -> None:
+        """A job was terminated: the next one in its queue has its turn."""
+        self._jobs.forget(ended.job)
+        self._news = True
 
     # -- wishes, from people ------------------------------------------------------------------------------------------
 
@@ -370,7 +353,12 @@ class Fleet:
     @workflow.query(name=contract.QUERY_SNAPSHOT)
     def snapshot(self) -> Snapshot:
         """All there is to know."""
-        return Snapshot(state=self._state, committed_by=self._committed_by, committed=self._committed)
+        return Snapshot(
+            state=self._state,
+            committed_by=self._committed_by,
+            committed=self._committed,
+            queues=dict(self._jobs.queues),
+        )
 
     @workflow.query(name=contract.QUERY_ROUTES)
     def routes(self) -> Routes:

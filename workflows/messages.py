@@ -4,9 +4,10 @@ from enum import StrEnum
 
 from activities.node_contract import Rejoin, ShardChange, ShardRef, StartShards
 from fleet.facts import Load
+from fleet.job_queue import Turn, Waiting
 from fleet.reasons import Failure
 from fleet.records import Record, Typed
-from fleet.spec import ModelSpec
+from fleet.spec import JobKind, JobRequest, ModelSpec, Weights
 from fleet.state import FleetState, Inventory, ReplicaState, ShardAssignment
 from fleet.steps import Plan
 from fleet.wishes import Applied
@@ -61,7 +62,11 @@ class AskKind(StrEnum):
 
     APPLY = "apply"
     REMOVE = "remove"
-    ABANDON = "abandon"  # a cancelled job takes back what it put into the catalog and nobody uses yet
+    ABANDON = "abandon"  # a job that ends early takes back what it did to the catalog, and leaves its queue
+    TURN = "turn"  # answered by `Turn`s, until it leaves
+    LEAVE = "leave"  # the job has ended, and what it did stays
+    KNOWN = "known"  # what was asked for when the model was applied last
+    ROOM = "room"  # a failure where the model waits because no node has room
 
 
 class Ask(Record):
@@ -72,6 +77,7 @@ class Ask(Record):
     """Workflow id of the job."""
     spec: ModelSpec | None = None
     name: str = ""
+    job_kind: JobKind = JobKind.SERVE
 
 
 # -- from Fleet -------------------------------------------------------------------------------------------------------
@@ -79,6 +85,7 @@ class Ask(Record):
 SIGNAL_WELCOME = "welcome"
 SIGNAL_ANSWER = "answer"
 SIGNAL_MODEL_STATUS = "model_status"
+SIGNAL_TURN = "turn"
 
 
 class Claim(Record):
@@ -102,6 +109,12 @@ class Answer(Record):
     model: str = ""
     """The model's id."""
     failure: Failure | None = None
+    known: JobRequest | None = None
+    """What is in the catalog, as a request."""
+    weights: Weights | None = None
+    """Of a model that is being removed."""
+    shared_with: tuple[str, ...] = ()
+    """Names of other models with the same weights."""
 
 
 class Phase(StrEnum):
@@ -190,6 +203,7 @@ class Message(Record):
     welcome: Welcome | None = None
     answer: Answer | None = None
     status: ModelStatus | None = None
+    turn: Turn | None = None
     rejoin: Rejoin | None = None
 
 
@@ -209,6 +223,8 @@ class FleetInput(Record):
     outbox: tuple[Message, ...] = ()
     watchers: dict[str, str] = {}
     """Job workflow id → model id."""
+    queues: dict[str, tuple[Waiting, ...]] = {}
+    """Model id → the jobs on it, in their order."""
     causes: tuple[Cause, ...] = ()
     committed_by: str = ""
     committed: Plan = Plan()

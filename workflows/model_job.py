@@ -20,24 +20,25 @@ from activities.contract import (
     ResolveRequest,
     SmokeRequest,
     SmokeResult,
-    fleet_id,
 )
 from activities.node_contract import PreflightRequest
-from fleet.inputs import read_request, spec_of
+from fleet.inputs import read_request, spec_of, updated
+from fleet.job_queue import Turn, Waiting
 from fleet.reasons import Failure, LlmgwError, Reason
-from fleet.render import duration, markdown, size, steps_table
+from fleet.render import markdown, size, steps_table
 from fleet.repos import default_name, parse_repo
+from fleet.room_deadline import RoomDeadline
 from fleet.spec import JobKind, JobRequest, ModelSpec, ResolvedModel
+from fleet.wishes import Applied
 from workflows import calls, messages
+from workflows.fleet_line import FleetLine
+from workflows.job_details import applied_detail, endpoint_of, mirrored_detail, resolved_detail, smoke_detail
 from workflows.messages import Answer, Ask, AskKind, ModelStatus, Phase
 from workflows.spans import ends, fail, link, span, traceparent
 from workflows.steps import Step, Steps
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
 STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
-
-FLEET_WAIT_S = 30.0
-"""How long a job waits for a Fleet that does not run before it fails and says so."""
 
 EXAMPLE = '{"repo": "file:/models/model.gguf"}'
 
@@ -57,12 +58,12 @@ class ModelJob:
         self._state = JobState.RUNNING
         self._failure: Failure | None = None
         self._trace = ""
-        self._answer: Answer | None = None
-        self._model: ModelStatus | None = None
-        """How the model was when Fleet last told."""
-        self._news: list[ModelStatus] = []
-        """What Fleet told and the placement step has not looked at."""
-        self._asked = False
+        self._line = FleetLine()
+        self._room = RoomDeadline(None)
+        self._queues = False
+        """Whether jobs on one model run one after the other."""
+        self._take_back = False
+        """Whether what a job that failed did to the catalog is undone."""
         self._steps = Steps(self._show)
 
     @workflow.run
@@ -84,6 +85,7 @@ class ModelJob:
                     raise
                 await self._ended_badly(error, root)
                 raise
+            await self._hang_up(take_back=False)
             self._finish(JobState.DONE, root)
             return result
 
@@ -96,8 +98,19 @@ class ModelJob:
         except LlmgwError as error:
             return error.failure.detail
         self._request, self._cell, self._name = request, request.cell, request.name or ""
+        self._room = RoomDeadline(request.room_deadline_s)
+        self._line.cell = request.cell
+        wrong = self._read_name(request)
+        self._line.name = self._name
+        return wrong
+
+    def _read_name(self, request: JobRequest) -> str:
         if request.kind is JobKind.REMOVE:
             return "" if request.name is not None else "name: a remove job needs the name of a model"
+        if request.delete_weights:
+            return f"delete_weights: a {request.kind} job deletes nothing; a remove job does"
+        if request.kind is JobKind.UPDATE and request.name is not None and request.repo is None:
+            return ""
         if request.repo is None:
             return f"repo: Field required, such as {EXAMPLE}"
         try:
@@ -110,43 +123,73 @@ class ModelJob:
 
     async def _bring(self) -> JobResult:
         with self._steps.run("registry") as step:
+            await self._take_turn(step)
+            if self._request.kind is JobKind.UPDATE:
+                await self._take_over()
             resolved = await calls.resolve_model(ResolveRequest(repo=self._request.repo or ""))
-            step.say(f"{resolved.repo} at {resolved.revision[:12]}: {_files(resolved)}")
+            step.say(resolved_detail(resolved))
         with self._steps.run("mirror") as step:
             mirrored = await calls.mirror_model(MirrorRequest(resolved=resolved))
-            step.say(_mirrored(mirrored))
+            step.say(mirrored_detail(mirrored))
         if self._request.kind is JobKind.MIRROR:
             for name in ("check", "catalog", "placement", "smoke test"):
                 self._steps.skip(name, "a mirror job ends with the mirror")
-            return JobResult(model=self._name, sentence=f"{self._name}: {_mirrored(mirrored)}")
+            return JobResult(model=self._name, sentence=f"{self._name}: {mirrored_detail(mirrored)}")
         with self._steps.run("check") as step:
             checked = await self._check_or_discard(mirrored, step)
         with self._steps.run("catalog") as step:
-            await self._apply(self._spec(resolved, mirrored, checked), step)
+            applied = await self._apply(self._spec(resolved, mirrored, checked), step)
         with self._steps.run("placement") as step:
             served = await self._wait(step)
         smoke = await self._smoke(served)
         serves = "is serving" if served.replicas else "is in the catalog"
+        same = "" if applied.changed else ", as before: nothing was to be changed"
         return JobResult(
             model=self._name,
-            sentence=f"{self._name} {serves}: {served.sentence}",
-            endpoint=_endpoint(served),
+            sentence=f"{self._name} {serves}: {served.sentence}{same}",
+            endpoint=endpoint_of(served),
             replicas=tuple(replica.replica for replica in served.replicas),
             smoke_test=smoke,
         )
 
     async def _remove(self) -> JobResult:
-        for name in ("registry", "mirror", "check"):
+        for name in ("registry", "check"):
             self._steps.skip(name, "nothing to look up for a remove")
+        if not self._request.delete_weights:
+            self._steps.skip("mirror", "the weights stay in the mirror")
         with self._steps.run("catalog") as step:
-            await self._ask(Ask(kind=AskKind.REMOVE, job=workflow.info().workflow_id, name=self._name))
+            await self._take_turn(step)
+            removed = await self._line.ask(self._line.asks(AskKind.REMOVE))
             step.say(f"{self._name} is taken out of the catalog")
         with self._steps.run("placement") as step:
             await self._wait(step)
         self._steps.skip("smoke test", "nothing serves any more")
-        return JobResult(model=self._name, sentence=f"{self._name} is removed: its replicas are drained and stopped")
+        deleted = ""
+        if self._request.delete_weights:
+            with self._steps.run("mirror") as step:
+                deleted = await self._delete_weights(removed)
+                step.say(deleted)
+        also = f"; {deleted}" if deleted else ""
+        return JobResult(
+            model=self._name, sentence=f"{self._name} is removed: its replicas are drained and stopped{also}"
+        )
 
     # -- the steps ----------------------------------------------------------------------------------------------------
+
+    async def _take_turn(self, step: Step) -> None:
+        # Jobs that began before there were queues go on without one.
+        self._queues = workflow.patched("queues")
+        if self._queues:
+            await self._line.take_turn(self._request.kind, step)
+
+    async def _take_over(self) -> None:
+        """An update is the request in the catalog with what was given put over it."""
+        answer = await self._line.ask(self._line.asks(AskKind.KNOWN))
+        try:
+            self._request = updated(answer.known or JobRequest(), self._request)
+        except LlmgwError as error:
+            raise calls.failed(error.failure) from error
+        self._name = self._line.name = self._request.name or self._name
 
     async def _check_or_discard(self, mirrored: MirrorResult, step: Step) -> CheckResult:
         try:
@@ -182,39 +225,21 @@ class ModelJob:
             context_length=checked.context_length,
         )
 
-    async def _apply(self, spec: ModelSpec, step: Step) -> None:
-        self._asked = True
-        answer = await self._ask(Ask(kind=AskKind.APPLY, job=workflow.info().workflow_id, spec=spec))
-        applied = answer.applied
-        if applied is None:
+    async def _apply(self, spec: ModelSpec, step: Step) -> Applied:
+        self._line.applied = True
+        answer = await self._line.ask(Ask(kind=AskKind.APPLY, job=workflow.info().workflow_id, spec=spec))
+        if answer.applied is None:
             raise calls.failed(Failure(reason=Reason.INTERNAL, detail="Fleet did not say what it applied"))
-        if applied.created:
-            step.say(f"{self._name} is new in the catalog")
-        elif applied.restarts:
-            step.say(f"{self._name} changed: version {applied.spec_version} replaces what serves")
-        elif applied.changed:
-            step.say(f"{self._name} changed, and what serves goes on: {applied.difference}")
-        else:
-            step.say(f"{self._name} is in the catalog already, unchanged")
-
-    async def _ask(self, ask: Ask) -> Answer:
-        self._answer = None
-        fleet = fleet_id(self._cell)
-        if not await calls.tell_surely(fleet, messages.SIGNAL_ASK, ask, give_up_after_s=FLEET_WAIT_S):
-            raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} does not run: start worker.py"))
-        await workflow.wait_condition(lambda: self._answer is not None)
-        answer: Answer = self._answer or Answer()
-        if answer.failure is not None:
-            raise calls.failed(answer.failure)
-        return answer
+        step.say(applied_detail(self._name, answer.applied))
+        return answer.applied
 
     async def _wait(self, step: Step) -> ModelStatus:
         """Until the model serves (or is gone, for a remove), showing why it does not yet."""
         goal = Phase.REMOVED if self._request.kind is JobKind.REMOVE else Phase.SERVING
         linked: set[str] = set()
         while True:
-            await workflow.wait_condition(lambda: bool(self._news))
-            status = self._news.pop(0)
+            await self._news(goal)
+            status = self._line.news.pop(0)
             step.say(status.sentence)
             for replica in status.replicas:
                 if goal is Phase.SERVING and replica.trace not in linked:
@@ -228,31 +253,76 @@ class ModelJob:
             if status.phase is Phase.REMOVED:
                 raise calls.failed(Failure(reason=Reason.CANCELLED, detail=f"{self._name} was removed meanwhile"))
 
+    async def _news(self, goal: Phase) -> None:
+        """Until Fleet has told something. A job gives way to a later one that wants the model otherwise, and gives up
+        where no node has room for as long as it may wait."""
+        line = self._line
+        if not self._queues or goal is Phase.REMOVED:
+            await workflow.wait_condition(lambda: bool(line.news))
+            return
+        looked: Waiting | None = None
+        while not line.news:
+            behind = line.turn.behind if line.turn is not None else None
+            waits = line.model is not None and line.model.phase is Phase.WAITING
+            self._room.waits(waits, workflow.time())
+            if behind is not None and (behind.kind is JobKind.REMOVE or (waits and behind != looked)):
+                looked = behind
+                await self._give_way(behind)
+                continue
+            try:
+                await workflow.wait_condition(
+                    lambda behind=behind: bool(line.news) or line.turn is None or line.turn.behind != behind,  # type: ignore[misc]
+                    timeout=self._room.left_s(workflow.time()),
+                    timeout_summary="how long it may wait for room",
+                )
+            except TimeoutError:
+                failure = await self._no_room()
+                if failure is not None:
+                    self._take_back = True
+                    raise calls.failed(self._room.given_up(failure)) from None
+                self._room.looked(workflow.time())
+
+    async def _give_way(self, behind: Waiting) -> None:
+        removes = behind.kind is JobKind.REMOVE
+        if removes or await self._no_room() is not None:
+            self._take_back = not removes
+            detail = f"{behind.job} on the same model came while this one waited for {self._name} to serve"
+            raise calls.failed(Failure(reason=Reason.SUPERSEDED, detail=detail))
+
+    async def _no_room(self) -> Failure | None:
+        return (await self._line.inquire(self._line.asks(AskKind.ROOM))).failure
+
     async def _smoke(self, served: ModelStatus) -> SmokeResult | None:
-        endpoint = _endpoint(served)
+        endpoint = endpoint_of(served)
         if not endpoint:
             self._steps.skip("smoke test", "no replica is wanted")
             return None
         with self._steps.run("smoke test") as step:
             result = await calls.smoke_test(SmokeRequest(endpoint=endpoint, model=self._name))
-            took = duration(result.seconds)
-            step.say(f"{result.completion_tokens} tokens in {took}, {result.tokens_per_second:.0f} tokens/s")
+            step.say(smoke_detail(result))
             return result
+
+    async def _delete_weights(self, removed: Answer) -> str:
+        if removed.weights is None:
+            return "there were no weights"
+        if removed.shared_with:
+            return f"the weights stay in the mirror: {', '.join(removed.shared_with)} uses them too"
+        await calls.discard_weights(removed.weights)
+        return f"{size(removed.weights.size)} are deleted from the mirror"
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def _ended_badly(self, error: BaseException, root: Span) -> None:
         cancelled = is_cancelled_exception(error)
-        if cancelled and self._asked:
-            # Nothing half done: what this job put into the catalog and nobody has used yet goes again.
-            await asyncio.shield(asyncio.ensure_future(self._take_back()))
+        # Nothing half done: what this job did to the catalog and nobody has used yet is undone.
+        await self._hang_up(take_back=cancelled or self._take_back)
         self._failure = calls.failure_of(error)
         fail(root, self._failure)
         self._finish(JobState.CANCELLED if cancelled else JobState.FAILED, root)
 
-    async def _take_back(self) -> None:
-        ask = Ask(kind=AskKind.ABANDON, job=workflow.info().workflow_id, name=self._name)
-        await calls.tell_surely(fleet_id(self._cell), messages.SIGNAL_ASK, ask, give_up_after_s=FLEET_WAIT_S)
+    async def _hang_up(self, *, take_back: bool) -> None:
+        # Shielded: a cancellation that comes now must not keep the next job from its turn.
+        await asyncio.shield(asyncio.ensure_future(self._line.hang_up(take_back=take_back)))
 
     def _finish(self, state: JobState, root: Span) -> None:
         self._state = state
@@ -266,17 +336,22 @@ class ModelJob:
     @workflow.signal(name=messages.SIGNAL_ANSWER)
     def answer(self, answer: Answer) -> None:
         """Fleet answered."""
-        self._answer = answer
+        self._line.answered(answer)
 
     @workflow.signal(name=messages.SIGNAL_MODEL_STATUS)
     def model_status(self, status: ModelStatus) -> None:
         """Fleet tells how the model is."""
-        self._model = status
-        self._news.append(status)
+        self._line.told(status)
+
+    @workflow.signal(name=messages.SIGNAL_TURN)
+    def turn(self, turn: Turn) -> None:
+        """Fleet tells whose turn it is."""
+        self._line.turn = turn
 
     @workflow.query(name=contract.QUERY_STATUS)
     def status(self) -> JobStatus:
         """The job as ctl shows it."""
+        model = self._line.model
         return JobStatus(
             job=workflow.info().workflow_id,
             kind=self._request.kind,
@@ -285,7 +360,7 @@ class ModelJob:
             model=self._name,
             steps=self._steps.rows,
             trace=self._trace,
-            replicas=tuple(replica.replica for replica in self._model.replicas) if self._model else (),
+            replicas=tuple(replica.replica for replica in model.replicas) if model else (),
             failure=self._failure,
         )
 
@@ -298,19 +373,3 @@ class ModelJob:
 
 def _bad_input(sentence: str) -> Exception:
     return calls.failed(Failure(reason=Reason.BAD_INPUT, detail=sentence))
-
-
-def _files(resolved: ResolvedModel) -> str:
-    count = len(resolved.files)
-    return f"{count} file{'s' if count != 1 else ''}, {size(resolved.size)}, {resolved.format}"
-
-
-def _mirrored(mirrored: MirrorResult) -> str:
-    if mirrored.outcome == "already mirrored":
-        return f"already mirrored, {size(mirrored.weights.size)}"
-    rate = mirrored.copied_bytes / mirrored.seconds if mirrored.seconds > 0 else 0.0
-    return f"copied {size(mirrored.copied_bytes)} in {duration(mirrored.seconds)} ({size(round(rate))}/s)"
-
-
-def _endpoint(status: ModelStatus) -> str:
-    return next((replica.endpoint for replica in status.replicas if replica.endpoint), "")

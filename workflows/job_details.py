@@ -1,0 +1,43 @@
+"""What a job says beside its steps, from what the calls returned: pure."""
+
+from activities.contract import MirrorResult, SmokeResult
+from fleet.render import duration, size
+from fleet.spec import ResolvedModel
+from fleet.wishes import Applied
+from workflows.messages import ModelStatus
+
+
+def resolved_detail(resolved: ResolvedModel) -> str:
+    """`hf:org/name at 0123456789ab: 3 files, 2 GiB, safetensors`."""
+    count = len(resolved.files)
+    files = f"{count} file{'s' if count != 1 else ''}, {size(resolved.size)}, {resolved.format}"
+    return f"{resolved.repo} at {resolved.revision[:12]}: {files}"
+
+
+def mirrored_detail(mirrored: MirrorResult) -> str:
+    """`copied 2 GiB in 12 s (170 MiB/s)`."""
+    if mirrored.outcome == "already mirrored":
+        return f"already mirrored, {size(mirrored.weights.size)}"
+    rate = mirrored.copied_bytes / mirrored.seconds if mirrored.seconds > 0 else 0.0
+    return f"copied {size(mirrored.copied_bytes)} in {duration(mirrored.seconds)} ({size(round(rate))}/s)"
+
+
+def applied_detail(name: str, applied: Applied) -> str:
+    """What the catalog made of the spec."""
+    if applied.created:
+        return f"{name} is new in the catalog"
+    if applied.restarts:
+        return f"{name} changed: version {applied.spec_version} replaces what serves"
+    if applied.changed:
+        return f"{name} changed, and what serves goes on: {applied.difference}"
+    return f"{name} is in the catalog already, unchanged"
+
+
+def smoke_detail(result: SmokeResult) -> str:
+    """`12 tokens in 0.4 s, 30 tokens/s`."""
+    return f"{result.completion_tokens} tokens in {duration(result.seconds)}, {result.tokens_per_second:.0f} tokens/s"
+
+
+def endpoint_of(status: ModelStatus) -> str:
+    """URL of a replica that serves; "" where none does."""
+    return next((replica.endpoint for replica in status.replicas if replica.endpoint), "")
