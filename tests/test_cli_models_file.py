@@ -46,7 +46,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert (chat.cell, chat.kind, chat.name, chat.memory) == ("blue", JobKind.SERVE, "chat", 12 * GIB)
     assert chat.constraints == Constraints(labels={"zone": "a"}, prefer={"disk": "nvme"}, role="gpu", gpu_model="H100")
     assert chat.scaling == Scaling(min=0, max=4, target_in_flight=2)
-    assert small == JobRequest(cell="blue", name="small", repo=f"file:{tmp_path}/small.gguf")
+    assert small == JobRequest(cell="blue", name="small", repo=f"file:{tmp_path}/small.gguf", room_deadline_s=None)
 
 
 @pytest.mark.parametrize(

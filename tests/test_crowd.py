@@ -22,7 +22,10 @@ async def cell(client: Client) -> AsyncIterator[Cell]:
 async def test_fifty_submits_at_once_for_one_place(cell: Cell) -> None:
     async with cell.node("n1", memory=GIB) as node:
         await node.join()
-        jobs = [cell.start({"repo": "file:/models/m.gguf", "name": f"m{number:02}"}) for number in range(50)]
+        jobs = [
+            cell.start({"repo": "file:/models/m.gguf", "name": f"m{number:02}", "room_deadline_s": None})
+            for number in range(50)
+        ]
         await asyncio.gather(*jobs)
 
         async def decided() -> bool:
