@@ -24,6 +24,10 @@ GOING_STATES = frozenset({ReplicaState.DRAINING, ReplicaState.DRAINED, ReplicaSt
 """States in which a replica holds memory that will be free soon."""
 
 
+CAN_GO = frozenset({ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING})
+"""States in which a replica holds memory and nothing has been decided against it yet."""
+
+
 class Draft:
     """The working values of one plan."""
 
@@ -90,6 +94,8 @@ class Draft:
             kind = StepKind.STOP
         self.add(kind, replica, reason, at_once=not serving)
         self.ended.add(replica.id)
+        if replica.state in CAN_GO:
+            self.room.leave(replica.model, replica.shards)
 
     def add(self, kind: StepKind, replica: ReplicaRecord, reason: str, *, at_once: bool = False) -> None:
         """A step on a replica that exists; the first rule that decides on it wins."""
@@ -182,7 +188,19 @@ class Draft:
             sentence = f"{model.spec.name} would fit, but that room is kept for {others}"
         elif model.spec.id in self._promises:
             sentence = f"{sentence}; room is being made"
+        elif versions := self._still_serving(model):
+            why = "" if model.spec.rollout.recreate else ", as the rollout may not recreate"
+            sentence = f"{sentence}; version {versions} goes on serving{why}"
         return decision.model_copy(update={"shards": (), "sentence": sentence})
+
+    def _still_serving(self, model: ModelRecord) -> str:
+        """The versions before the current one that serve on."""
+        old = {
+            replica.spec_version
+            for replica in self.replicas[model.spec.id]
+            if replica.state is ReplicaState.SERVING and replica.id not in self.ended
+        } - {model.spec_version}
+        return " and ".join(str(version) for version in sorted(old))
 
 
 def _drained(replica: ReplicaRecord) -> str:

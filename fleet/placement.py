@@ -19,8 +19,9 @@ from fleet.state import (
     Verdict,
 )
 
-SCORE_WEIGHTS = {"spread": 2.0, "weights_local": 1.0, "best_fit": 1.0, "preferred": 1.0}
-"""Spread counts double: losing one node must not take all copies of a model, and a fetch is paid once."""
+SCORE_WEIGHTS = {"spread": 4.0, "weights_local": 1.0, "best_fit": 1.0, "preferred": 1.0}
+"""Losing one node must not take all copies of a model: half of spread, which a first copy costs a node, is as much as
+the weights being there and the best fit together. A fetch is paid once."""
 
 CLOSED = {
     NodeState.LOST: Reason.NODE_LOST,

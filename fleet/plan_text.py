@@ -1,5 +1,6 @@
 """A plan as a person reads it: one line a step, what it comes to beneath it, indented."""
 
+from fleet.reasons import Reason
 from fleet.render import COUNTED, size
 from fleet.state import CPU, Decision, FleetState, Outcome, ReplicaState, ShardAssignment, Verdict
 from fleet.steps import ENDS, Plan, Step, StepKind
@@ -50,6 +51,10 @@ def verdict_line(verdict: Verdict) -> str:
         return f"{verdict.node} fits, score {verdict.score:.2f}: {score_parts(verdict)}"
     if verdict.outcome is Outcome.EXCLUDED:
         return f"{verdict.node} excluded: {verdict.reason}"
+    if verdict.reason is Reason.GANG_INCOMPLETE:
+        return f"{verdict.node} would fit, but {verdict.need} nodes must and only {verdict.free} do"
+    if verdict.reason is Reason.GPU_COUNT:
+        return f"{verdict.node} refused: {verdict.reason}, need {verdict.need}, there are {verdict.capacity}"
     need, free, capacity = (verdict_amount(verdict, count) for count in (verdict.need, verdict.free, verdict.capacity))
     total, others = f" of {capacity}" if verdict.capacity else "", held_by_others(verdict)
     return f"{verdict.node} refused: {verdict.reason}, need {need}, free {free}{total}{f', {others}' if others else ''}"
@@ -76,7 +81,9 @@ def _demand(plan: Plan, state: FleetState) -> list[str]:
     for name, replicas in sorted(plan.scaled.items()):
         model = state.models[name]
         before = model.scaled if model.scaled is not None else model.spec.replicas
-        lines.append(f"scale {model.spec.name} by demand: {before} → {replicas} replicas")
+        evicted = any(step.kind is StepKind.EVICT and step.model == name for step in plan.steps)
+        why = "it gives its room away" if evicted else "by demand"
+        lines.append(f"scale {model.spec.name}, {why}: {before} → {replicas} replicas")
     return lines
 
 
@@ -116,5 +123,5 @@ def _how_it_ends(step: Step, state: FleetState) -> str:
         return "at once: it does not serve yet"
     model = state.models.get(step.model)
     deadline = f", for {model.spec.drain_deadline_s:g} s at most" if model is not None else ""
-    busy = f" ({record.load:.1f} in flight)" if record.load >= 0.05 else ""
+    busy = f" ({record.in_flight} in flight)" if record.in_flight else ""
     return f"its requests{busy} may run out{deadline}"

@@ -7,14 +7,14 @@ restarts, so that nothing is started that the next pass would stop. A plan appli
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from fleet.demand import moments
+from fleet.demand import load_at, moments
 from fleet.draft import GOING_STATES, WANTED_STATES, Draft
 from fleet.reasons import Reason
 from fleet.state import FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState, RestartPolicy
 from fleet.steps import Plan, StepKind
-from fleet.victims import make_room
+from fleet.victims import idle_moments, make_room
 
 
 def plan(state: FleetState, now: float) -> Plan:
@@ -63,6 +63,8 @@ def _moments(state: FleetState) -> Iterator[float]:
         replicas.setdefault(replica.model, []).append(replica)
     for model in state.models.values():
         yield from moments(model, replicas.get(model.spec.id, []))
+    if any(model.waiting for model in state.models.values()):
+        yield from idle_moments(state.models.values(), replicas)
     for node in state.nodes.values():
         if node.state is NodeState.DRAINING:
             yield node.drain_until
@@ -130,7 +132,7 @@ def _retire(draft: Draft, model: ModelRecord) -> None:
         return
     good, old = split(draft, model)
     target = draft.target(model)
-    surplus = sorted((replica for replica in good if replica.state in WANTED_STATES), key=_least_missed)
+    surplus = _least_missed(draft, (replica for replica in good if replica.state in WANTED_STATES))
     for replica in surplus[: max(0, len(surplus) - target.replicas)]:
         draft.end(StepKind.SCALE_DOWN, replica, f"{target.reason}: {target.replicas} of {len(surplus)} stay")
     _replace(draft, model, good, old)
@@ -149,16 +151,20 @@ def split(draft: Draft, model: ModelRecord) -> tuple[list[ReplicaRecord], list[R
     return good, old
 
 
-def _least_missed(replica: ReplicaRecord) -> tuple[bool, float, float, str]:
-    # Not yet serving first, then what works on the least, then the youngest.
-    return (replica.state is ReplicaState.SERVING, replica.load, -replica.since, replica.id)
+def _least_missed(draft: Draft, replicas: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
+    """Not yet serving first, then what works on the least, then the youngest."""
+
+    def missed(replica: ReplicaRecord) -> tuple[bool, float, float, str]:
+        return (replica.state is ReplicaState.SERVING, load_at(replica, draft.now), -replica.since, replica.id)
+
+    return sorted(replicas, key=missed)
 
 
 def _replace(draft: Draft, model: ModelRecord, good: list[ReplicaRecord], old: list[ReplicaRecord]) -> None:
     """End old replicas, as many as the rollout allows: what serves in all must not fall below the wanted number."""
     rollout, wanted = model.spec.rollout, draft.target(model).replicas
     standing = [replica for replica in old if replica.state in WANTED_STATES]
-    serving = sorted((replica for replica in standing if replica.state is ReplicaState.SERVING), key=_least_missed)
+    serving = _least_missed(draft, (replica for replica in standing if replica.state is ReplicaState.SERVING))
     for replica in standing:
         if replica.state is not ReplicaState.SERVING:
             draft.end(StepKind.STOP, replica, _why_old(draft, model, replica))
@@ -192,8 +198,8 @@ def _restart(draft: Draft, model: ModelRecord) -> None:
         if replica.state is ReplicaState.PLACED and replica.spec_version == model.spec_version:
             draft.add(StepKind.RESUME, replica, "its start was not acknowledged")
         elif replica.state is ReplicaState.FAILED and replica.spec_version == model.spec_version:
-            failure = replica.failure.line if replica.failure else "it failed"
-            draft.place(StepKind.RESTART, model, replica.id, failure)
+            cause = replica.failure.cause if replica.failure else "it failed"
+            draft.place(StepKind.RESTART, model, replica.id, cause)
 
 
 def _scale_up(draft: Draft, model: ModelRecord) -> None:
@@ -208,8 +214,9 @@ def _scale_up(draft: Draft, model: ModelRecord) -> None:
     missing = target.replicas - filled
     if standing:
         missing = min(missing, target.replicas + model.spec.rollout.max_surge - filled - standing)
+    those = f" of version {model.spec_version}" if outdated else " that may stay" if old else ""
     for offset in range(missing):
         name = f"{model.spec.id}-{model.next_ordinal + offset}"
-        reason = f"{target.reason}, there are {filled + offset}"
+        reason = f"{target.reason}, there are {filled + offset}{those}"
         if not draft.place(StepKind.SCALE_UP, model, name, reason):
             return  # the next one would get the same answer

@@ -146,6 +146,12 @@ class Failure(Record):
         return f"{self.detail.rstrip('.')}{where} — {advice}"
 
     @property
+    def cause(self) -> str:
+        """What happened and where, without advice: for where something is done about it already."""
+        where = f" (on {self.node})" if self.node else ""
+        return f"{self.reason}: {self.detail.rstrip('.')}{where}"
+
+    @property
     def line(self) -> str:
         """The sentence behind its reason, for where the reason is not shown beside it."""
         return f"{self.reason}: {self.sentence}"

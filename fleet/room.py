@@ -7,10 +7,12 @@ report to hold them: from then on its own measure of free disk tells.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from fleet.state import HOLDING, FleetState, NodeRecord, ReplicaRecord, ShardAssignment
+from fleet.state import HOLDING, FleetState, NodeRecord, ReplicaRecord, ReplicaState, ShardAssignment
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 NO_WEIGHTS: frozenset[str] = frozenset()
+LEAVING = HOLDING - {ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING}
+"""States in which a replica holds memory and is no copy to spread from: it is going."""
 
 
 class Room:
@@ -25,10 +27,13 @@ class Room:
         self._fetched: dict[tuple[str, str], tuple[int, int]] = {}
         """Node and weights → shards that read them, and bytes kept for them."""
         self._copies: dict[tuple[str, str], int] = {}
+        self._leaving: dict[tuple[str, str], int] = {}
         self._changed: list[str] = []
         for replica in replicas:
             if replica.state in HOLDING:
                 self.take(replica.model, replica.shards)
+            if replica.state in LEAVING:
+                self.leave(replica.model, replica.shards)
 
     def copy(self) -> "Room":
         """Another sheet with the same numbers."""
@@ -39,6 +44,7 @@ class Room:
         other._held = self._held
         other._fetched = dict(self._fetched)
         other._copies = dict(self._copies)
+        other._leaving = dict(self._leaving)
         return other
 
     def free(self, node: str, device: str) -> int:
@@ -65,8 +71,8 @@ class Room:
         return sum(size for (where, _), (_, size) in self._fetched.items() if where == node)
 
     def copies(self, model: str, node: str) -> int:
-        """Shards of this model that hold memory on this node."""
-        return self._copies.get((model, node), 0)
+        """Shards of this model on this node that stay there."""
+        return self._copies.get((model, node), 0) - self._leaving.get((model, node), 0)
 
     @property
     def moment(self) -> int:
@@ -85,9 +91,23 @@ class Room:
         """Free what was reserved."""
         self._move(model, shards, 1)
 
+    def leave(self, model: str, shards: Iterable[ShardAssignment]) -> None:
+        """What is reserved will be free, and holds it until then."""
+        self._leave(model, shards, 1)
+
+    def left(self, model: str, shards: Iterable[ShardAssignment]) -> None:
+        """Free what was to leave."""
+        self._leave(model, shards, -1)
+        self.give(model, shards)
+
+    def _leave(self, model: str, shards: Iterable[ShardAssignment], count: int) -> None:
+        for shard in shards:
+            self._leaving[model, shard.node] = self._leaving.get((model, shard.node), 0) + count
+            self._changed.append(shard.node)
+
     def _move(self, model: str, shards: Iterable[ShardAssignment], sign: int) -> None:
         for shard in shards:
-            self._copies[model, shard.node] = self.copies(model, shard.node) - sign
+            self._copies[model, shard.node] = self._copies.get((model, shard.node), 0) - sign
             self._changed.append(shard.node)
             devices = self._free.setdefault(shard.node, {})
             for share in shard.devices:

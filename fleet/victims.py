@@ -3,9 +3,11 @@
 Whatever is ended, is ended only if the replica then fits; and the room it gives is kept for that replica.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fleet.draft import GOING_STATES, Draft
+from fleet.demand import PAST_S, load_at
+from fleet.draft import CAN_GO, GOING_STATES, Draft
 from fleet.placement import CLOSED, Candidates, place
 from fleet.render import size
 from fleet.room import Room
@@ -14,8 +16,6 @@ from fleet.steps import StepKind
 
 EVICT_IDLE_S = 60.0
 """A model is idle after so long without a request: shorter, and a pause between two questions costs a reload."""
-
-CAN_GO = frozenset({ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING})
 
 
 class Freed(NamedTuple):
@@ -48,11 +48,20 @@ def make_room(draft: Draft, model: ModelRecord, replica: str) -> None:
     draft.promise(model, decision.shards)
 
 
+def idle_moments(models: Iterable[ModelRecord], replicas: dict[str, list[ReplicaRecord]]) -> Iterator[float]:
+    """When a model becomes idle enough to be evicted for another that waits; `replicas` by model."""
+    for model in models:
+        held = [other for other in replicas.get(model.spec.id, ()) if other.state in CAN_GO]
+        since = _served_since(held)
+        if held and since is not None and model.spec.scaling is not None and model.spec.scaling.min == 0:
+            yield max(model.used_at, model.applied_at, since) + EVICT_IDLE_S + PAST_S
+
+
 def _without(draft: Draft, going: list[ReplicaRecord]) -> Room:
     """The room as it will be: the nodes' own, less what stays and what this plan has placed."""
     room = draft.room.copy()
     for other in going:
-        room.give(other.model, other.shards)
+        room.left(other.model, other.shards)
     return room
 
 
@@ -61,7 +70,7 @@ def _recreate(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Fr
     if not model.spec.rollout.recreate:
         return None
     old = [other for other in _standing(draft, model) if other.spec_version != model.spec_version]
-    old.sort(key=lambda other: (other.load, other.id))
+    old.sort(key=lambda other: (load_at(other, draft.now), other.id))
     room = ahead.copy()
     for count, victim in enumerate(old, start=1):
         room.give(victim.model, victim.shards)
@@ -69,7 +78,7 @@ def _recreate(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Fr
         if decision.shards:
             victims = tuple(old[:count])
             for gone in victims:
-                reason = f"version {model.spec_version} has no room beside it, and may recreate: {_frees(gone)}"
+                reason = f"version {model.spec_version} has no room beside it, and its rollout may recreate"
                 draft.end(StepKind.DRAIN, gone, reason)
             return Freed(decision, victims)
     return None
@@ -126,10 +135,16 @@ def _evict(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed
 
 def _idle_since(draft: Draft, model: ModelRecord) -> float:
     """When it last had something to do; a start under way, or just done, is something."""
-    held = [other for other in draft.replicas[model.spec.id] if other.state in CAN_GO]
+    since = _served_since(draft.replicas[model.spec.id])
+    return draft.now if since is None else max(model.used_at, model.applied_at, since)
+
+
+def _served_since(replicas: Iterable[ReplicaRecord]) -> float | None:
+    """When the last of them began to serve; None where one is still on its way."""
+    held = [other for other in replicas if other.state in CAN_GO]
     if any(other.state is not ReplicaState.SERVING for other in held):
-        return draft.now
-    return max(model.used_at, model.applied_at, *(other.since for other in held))
+        return None
+    return max((other.since for other in held), default=0.0)
 
 
 def _standing(draft: Draft, model: ModelRecord) -> list[ReplicaRecord]:
@@ -204,15 +219,22 @@ def _for_node(
 
 
 def _cost(draft: Draft, victims: tuple[ReplicaRecord, ...]) -> tuple[float, ...]:
-    """How much it hurts: how many, how important, how many of them serve, what they work on."""
+    """How much it hurts: how many, how important, how many of them serve, what they work on, how large they are.
+
+    Whole requests: beneath that a load is noise, and the smaller victim is sooner back elsewhere.
+    """
     return (
         len(victims),
         sum(draft.state.models[victim.model].spec.priority for victim in victims),
         sum(victim.state is ReplicaState.SERVING for victim in victims),
-        sum(victim.load for victim in victims),
+        round(sum(load_at(victim, draft.now) for victim in victims)),
+        sum(_memory(victim) for victim in victims),
     )
 
 
 def _frees(victim: ReplicaRecord) -> str:
-    memory = sum(share.memory for shard in victim.shards for share in shard.devices)
-    return f"frees {size(memory)} on {', '.join(victim.nodes)}"
+    return f"frees {size(_memory(victim))} on {', '.join(victim.nodes)}"
+
+
+def _memory(victim: ReplicaRecord) -> int:
+    return sum(share.memory for shard in victim.shards for share in shard.devices)

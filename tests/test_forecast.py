@@ -59,7 +59,7 @@ def test_a_preemption_names_its_victim_and_what_comes_after() -> None:
     assert told(state, request("high", memory="12GiB", priority=90)) == [
         "pass 1",
         "preempt low-0 on n1: high is more important (90 against 10): frees 10 GiB on n1",
-        "  its requests (2.0 in flight) may run out, for 30 s at most",
+        "  its requests (2 in flight) may run out, for 30 s at most",
         "scale up high-0: wanted 1, there are 0",
         "  waits: 0/1 nodes fit high: 1 memory (need 12 GiB, best free 6 GiB on n1); room is being made",
         "scale up low-1: wanted 1, there are 0",
@@ -76,7 +76,7 @@ def test_a_rollout_goes_pass_by_pass() -> None:
     lines = told(served({"n1": 16}, request(memory="4GiB")), request(memory="4GiB", context_length=4096))
     assert lines == [
         "pass 1",
-        "scale up m-1 on n1: wanted 1, there are 0",
+        "scale up m-1 on n1: wanted 1, there are 0 of version 2",
         "  fits 1 of 1 nodes, reserves 4 GiB",
         "pass 2",
         "drain m-0 on n1: version 2 of the spec replaces version 1",
@@ -170,7 +170,7 @@ def test_the_spec_of_a_repo_that_is_new() -> None:
         ),
         (
             Verdict(node="n4", outcome=Outcome.REFUSED, reason=Reason.GPU_COUNT, need=4, free=2, capacity=2),
-            "n4 refused: gpu_count, need 4, free 2 of 2",
+            "n4 refused: gpu_count, need 4, there are 2",
         ),
     ],
 )
@@ -183,7 +183,7 @@ def test_an_explained_plan_has_every_nodes_answer() -> None:
     assert explained_lines(plan(state, NOW), state) == [
         "scale up m-0 on n1: wanted 1, there are 0",
         "  fits 1 of 2 nodes, reserves 1 GiB",
-        "    n1 fits, score 2.06: best_fit 0.06, preferred 0.00, spread 1.00, weights_local 0.00",
+        "    n1 fits, score 4.06: best_fit 0.06, preferred 0.00, spread 1.00, weights_local 0.00",
         "    n2 excluded: engine_missing",
     ]
 

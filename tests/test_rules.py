@@ -5,6 +5,7 @@ import pytest
 from fleet.commits import commit
 from fleet.demand import SMOOTHING_S
 from fleet.facts import Load, ReplicaEvent, loaded, node_joined, node_lost, replica_changed, used
+from fleet.forecast import obeyed, passes
 from fleet.placement import place
 from fleet.planning import next_deadline, plan
 from fleet.reasons import Failure, Reason
@@ -13,7 +14,7 @@ from fleet.spec import Constraints, ModelSpec, Rollout, Scaling
 from fleet.standing import wanted
 from fleet.state import FleetState, ForcedEnd, NodeState, ReplicaState
 from fleet.steps import StepKind, brief
-from fleet.wishes import abandon, apply, cordon, drain_node, release_brake, retry
+from fleet.wishes import abandon, apply, cordon, drain_node, release_brake, retry, scale
 from tests.fleets import GIB, fleet, inventory, spec
 from tests.test_planning import after, serving, text
 
@@ -121,9 +122,7 @@ def test_without_room_a_rollout_waits_unless_the_spec_allows_to_recreate() -> No
     assert plan(waits, 22.0).quiet
 
     goes, _ = apply(state, spec("m", context=4096, rollout=Rollout(recreate=True)), 20.0)
-    assert text(plan(goes, 21.0))[0] == (
-        "drain m-0: version 2 has no room beside it, and may recreate: frees 1 GiB on n1"
-    )
+    assert text(plan(goes, 21.0))[0] == ("drain m-0: version 2 has no room beside it, and its rollout may recreate")
 
 
 # -- draining a node --------------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ def test_a_drained_node_is_emptied_after_its_replacements_serve() -> None:
     state = serving(after(fleet({"n1": inventory()}, spec("m"))))
     state = node_joined(state, "n2", "i1", inventory(), 12.0)
     state = drain_node(state, "n1", 600.0, 20.0)
-    assert text(plan(state, 21.0)) == ["scale up m-1: wanted 1, there are 0 → m goes to n2"]
+    assert text(plan(state, 21.0)) == ["scale up m-1: wanted 1, there are 0 that may stay → m goes to n2"]
     state = serving(after(state, 21.0), 22.0)
     assert text(plan(state, 23.0)) == ["drain m-0: n1 drains"]
 
@@ -326,3 +325,42 @@ def test_a_plan_is_sent_with_few_verdicts_and_a_bounded_number_of_steps() -> Non
     assert [len(step.decision.verdicts) for step in short.steps if step.decision] == [4] * 9
     whole = brief(decided, 100)
     assert [len(step.decision.verdicts) for step in whole.steps if step.decision and not step.decision.shards] == [20]
+
+
+# -- what the golden texts showed -------------------------------------------------------------------------------------
+
+
+def test_an_idle_model_is_looked_at_again_when_it_may_be_evicted_for_one_that_waits() -> None:
+    idle = spec("idle", memory=4 * GIB, scaling=Scaling(min=0, max=1, idle_after_s=3600))
+    state = serving(after(fleet({"n1": inventory(memory=4 * GIB)}, idle)), 11.0)
+    state = after(apply(used(state, "idle", 100.0), spec("m", memory=4 * GIB), 110.0)[0], 110.0)
+    assert state.models["m"].waiting
+    due = next_deadline(state, 110.0)
+    assert due is not None
+    assert 160.0 < due < 161.0
+    assert text(plan(state, due))[0].startswith("evict idle-0")
+
+
+def test_a_rollout_ends_on_as_many_nodes_as_it_began() -> None:
+    policy = Rollout(max_surge=0, max_unavailable=1)
+    nodes = {name: inventory(memory=8 * GIB) for name in ("n1", "n2")}
+    state = serving(after(fleet(nodes, spec("m", memory=4 * GIB, replicas=2, rollout=policy))))
+    state, _ = apply(state, spec("m", memory=4 * GIB, replicas=2, rollout=policy, context=4096), 20.0)
+    for done in passes(state, 21.0):
+        state = obeyed(commit(done.state, done.plan, 21.0), 21.0)
+    assert sorted(replica.nodes for replica in state.replicas.values()) == [("n1",), ("n2",)]
+
+
+def test_of_two_victims_alike_the_smaller_one_goes() -> None:
+    low = [spec("large", memory=8 * GIB, priority=10), spec("small", memory=2 * GIB, priority=10)]
+    state = serving(after(fleet({"n1": inventory(memory=8 * GIB), "n2": inventory(memory=2 * GIB)}, *low)))
+    state, _ = apply(state, spec("m", memory=2 * GIB, priority=90), 20.0)
+    assert text(plan(state, 21.0))[0].startswith("preempt small-0")
+
+
+def test_who_works_on_the_least_is_told_by_what_is_in_flight_now() -> None:
+    state = serving(after(fleet({"n1": inventory()}, spec("m", replicas=2))))
+    state = loaded(state, "n1", "i1", (Load(replica="m-0", generation=1, in_flight=9),), 20.0)
+    quiet = (Load(replica="m-0", generation=1, in_flight=0), Load(replica="m-1", generation=2, in_flight=1))
+    state = scale(loaded(state, "n1", "i1", quiet, 21.0), "m", 1)
+    assert [step.replica for step in plan(state, 300.0).steps] == ["m-0"]
