@@ -25,6 +25,7 @@ from activities.rounds import Rounds
 from activities.smoke import Smoke
 from runtime import tracing
 from runtime.config import ConfigError, ServerConfig, load
+from runtime.engine_keys import EngineKeys
 from runtime.process import run_and_exit
 from runtime.temporal import UnreachableError, connect, register_search_attributes
 from workflows import WORKFLOWS
@@ -38,7 +39,7 @@ CONNECT_AGAIN_S = 2.0
 log = logging.getLogger("llmgw.worker")
 
 
-def make_worker(client: Client, config: ServerConfig, *, max_cached_workflows: int = 1000) -> Worker:
+def make_worker(client: Client, config: ServerConfig, keys: EngineKeys, *, max_cached_workflows: int = 1000) -> Worker:
     """A worker with everything on it."""
     registry = Registry(config.hub)
     mirror = Mirror(config.mirror, config.hub)
@@ -52,7 +53,7 @@ def make_worker(client: Client, config: ServerConfig, *, max_cached_workflows: i
             mirror.discard_weights,
             Check(client).check_fit,
             Place(client).place,
-            Smoke().smoke_test,
+            Smoke(keys).smoke_test,
         ],
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
@@ -60,7 +61,7 @@ def make_worker(client: Client, config: ServerConfig, *, max_cached_workflows: i
     )
 
 
-async def run(config: ServerConfig) -> None:
+async def run(config: ServerConfig, keys: EngineKeys) -> None:
     """Serve until SIGTERM or SIGINT; a Temporal that is away is waited for."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,7 +70,7 @@ async def run(config: ServerConfig) -> None:
     if client is None:
         return
     rounds = Rounds(client, config.cell, config.fleet.policy(), TASK_TIMEOUT)
-    async with make_worker(client, config):
+    async with make_worker(client, config, keys):
         log.info("serving cell %s on queue %s", config.cell, contract.CONTROL_QUEUE)
         await rounds.run(stop)
 
@@ -101,12 +102,13 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     try:
         config = load(arguments.config, ServerConfig)
+        keys = EngineKeys(config.engine_key_file)
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the answer to whoever started it
         return 2
     shut_down = tracing.install(config.tracing, "llmgw-worker")
     try:
-        asyncio.run(run(config))
+        asyncio.run(run(config, keys))
     finally:
         shut_down()
     return 0

@@ -9,6 +9,7 @@ from temporalio import activity
 
 from activities.contract import SMOKE_TEST, SmokeRequest, SmokeResult
 from fleet.reasons import Reason, StepError
+from runtime.engine_keys import EngineAuth, EngineKeys
 
 TIMEOUT_S = 60.0
 """48 tokens take 10 s on the slowest machine tried (5 tokens/s): a minute of silence is no service."""
@@ -20,7 +21,8 @@ SHOWN = 200
 class Smoke:
     """Asks a replica one question."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, keys: EngineKeys, timeout_s: float = TIMEOUT_S) -> None:
+        self._auth = EngineAuth(keys)
         self._timeout_s = timeout_s
 
     @activity.defn(name=SMOKE_TEST)
@@ -38,7 +40,7 @@ class Smoke:
             # The deadline is on the whole answer: the client's own would start again with each byte.
             async with (
                 asyncio.timeout(self._timeout_s),
-                httpx.AsyncClient(timeout=None, trust_env=False) as client,  # noqa: S113
+                httpx.AsyncClient(timeout=None, trust_env=False, auth=self._auth) as client,  # noqa: S113
             ):
                 response = await client.post(url, json=body)
         except TimeoutError as error:
@@ -46,6 +48,8 @@ class Smoke:
         except httpx.HTTPError as error:
             raise _failed(request, f"could not be asked: {error or type(error).__name__}") from error
         seconds = time.monotonic() - started
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise _failed(request, "asks for a key the worker does not have: see engine_key_file in server.yaml")
         if response.status_code != 200:
             raise _failed(request, f"answered {response.status_code}: {_start(response)}")
         try:

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import functools
+import ipaddress
 import logging
 import os
 import signal
@@ -39,6 +40,7 @@ from agent.weights import WeightStore
 from fleet.state import Inventory
 from runtime import temporal, tracing
 from runtime.config import AgentConfig, ConfigError, load
+from runtime.engine_keys import EngineKeys
 from runtime.process import run_and_exit
 
 logger = logging.getLogger("agent")
@@ -65,6 +67,7 @@ def main() -> int:
     try:
         config = load(given.config, AgentConfig)
         machine = WrittenMachine(config.inventory_file) if config.inventory_file is not None else ThisMachine()
+        keys = EngineKeys(config.engine_key_file)
     except ConfigError as error:
         return _refuse(str(error))
     layout = Layout(config.data)
@@ -88,7 +91,7 @@ def main() -> int:
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
     flush = tracing.install(config.tracing, "llmgw-agent", instance=config.node)
     try:
-        asyncio.run(_run(config, machine, layout, stop_engines=given.stop_engines))
+        asyncio.run(_run(config, machine, keys, layout, stop_engines=given.stop_engines))
     finally:
         _bounded(flush)
         layout.pid.unlink(missing_ok=True)
@@ -107,13 +110,15 @@ class Parts:
     meter: Meter
 
 
-def compose(config: AgentConfig, machine: Machine, layout: Layout, probe: Probe, incarnation: str) -> Parts:
+def compose(
+    config: AgentConfig, machine: Machine, keys: EngineKeys, layout: Layout, probe: Probe, incarnation: str
+) -> Parts:
     """Make every part once and tie them together."""
     ledger, supervisor, outbox = Ledger(layout.ledger), Supervisor(layout), Outbox()
     weights = WeightStore(layout.weights, int(config.keep_free))
     installs = Installs(layout.engines, config.engines, ADAPTERS)
     watch = Watch(config.node, ledger, supervisor, probe, ADAPTERS, outbox.put)
-    starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, probe, watch)
+    starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, probe, watch, keys)
     take = functools.partial(_measure, config, starter, layout)
     turns = Turns(config.node, starter, left_running=lambda: membership.rejoin())
     membership = Membership(
@@ -130,13 +135,15 @@ def compose(config: AgentConfig, machine: Machine, layout: Layout, probe: Probe,
     return Parts(starter, turns, Shards(turns, ledger, weights, take), membership, meter)
 
 
-async def _run(config: AgentConfig, machine: Machine, layout: Layout, *, stop_engines: bool) -> None:
+async def _run(config: AgentConfig, machine: Machine, keys: EngineKeys, layout: Layout, *, stop_engines: bool) -> None:
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     incarnation = uuid.uuid4().hex
-    async with Probe() as probe:
-        parts = compose(config, machine, layout, probe, incarnation)
+    async with Probe(keys) as probe:
+        parts = compose(config, machine, keys, layout, probe, incarnation)
+        if not keys.newest and not loopback(config.address):
+            logger.warning("engines on %s ask nobody for a key: name an engine_key_file", config.address)
         logger.info("agent starts incarnation=%s data=%s", incarnation, layout.data)
         await recover(parts.starter)
         speaking = asyncio.create_task(_speak(config, parts, incarnation, leave=stop_engines))
@@ -212,6 +219,14 @@ async def _ended(task: asyncio.Task[None]) -> None:
 def _measure(config: AgentConfig, starter: Starter, layout: Layout) -> Inventory:
     held = reserved(starter.ledger.entries())
     return measure(config, starter.machine, starter.installs, starter.weights, pids(starter), held, layout.weights)
+
+
+def loopback(address: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _bounded(flush: Callable[[], None]) -> None:

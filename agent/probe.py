@@ -5,6 +5,8 @@ from typing import NamedTuple, Self
 
 import httpx
 
+from runtime.engine_keys import EngineAuth, EngineKeys
+
 TIMEOUT_S = 5.0
 """An engine whose cores are full of streams answers late: late is not dead."""
 
@@ -28,9 +30,10 @@ class Answer(NamedTuple):
 class Probe:
     """One HTTP client for all engines of the node."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: EngineKeys | None = None) -> None:
         # Engines are on this machine: a proxy from the environment must not come between.
-        self._http = httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S)
+        auth = EngineAuth(keys) if keys is not None else None
+        self._http = httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S, auth=auth)
 
     async def __aenter__(self) -> Self:
         return self

@@ -26,6 +26,7 @@ from fleet.render import size
 from fleet.spec import Engine
 from fleet.state import CPU
 from runtime.config import AgentConfig
+from runtime.engine_keys import EngineKeys
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Starter:
     supervisor: Supervisor
     probe: Probe
     watch: Watch
+    keys: EngineKeys
 
     async def launch(self, request: StartShard, progress: Progress) -> Entry:
         """Check memory, have engine and weights, launch. The ledger has the entry from just before the launch on."""
@@ -178,6 +180,7 @@ class Starter:
             gpu_total=min((gpu.total for gpu in gpus), default=0),
             gpu_free=min((gpu.free for gpu in gpus), default=0),
             args=request.args,
+            key=self.keys.newest,
         )
 
     def _raise_if_ended(self, entry: Entry) -> None:

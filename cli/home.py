@@ -1,6 +1,7 @@
 """The embedded system's home directory: where its files lie, and the configuration written into a new one."""
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +26,8 @@ gateway:
   host: 127.0.0.1
   port: 8080            # `ctl up` chooses another where this one is taken
 
+engine_key_file: engine.key       # what the engines ask of gateway and worker; agent.yaml names it too
+
 tracing:
   enabled: true
   file: traces/{service}.jsonl    # read by `ctl trace`; one file for each process
@@ -36,7 +39,8 @@ AGENT_YAML = """\
 node: %(node)s
 cell: main
 data: node              # ledger, logs, weights and engine environments of this node
-address: 127.0.0.1      # where clients reach its engines
+address: 127.0.0.1      # where gateway and worker reach its engines
+engine_key_file: engine.key
 
 engines:
   llamacpp: {}          # installed on first use
@@ -90,6 +94,11 @@ class Home:
         return self.path / "agent.yaml"
 
     @property
+    def engine_key(self) -> Path:
+        """What its engines ask of their clients."""
+        return self.path / "engine.key"
+
+    @property
     def traces(self) -> Path:
         """Spans as OTLP JSON lines."""
         return self.path / "traces"
@@ -114,6 +123,7 @@ class Home:
             directory.mkdir(parents=True, exist_ok=True)
         _write_new(self.server_yaml, SERVER_YAML)
         _write_new(self.agent_yaml, AGENT_YAML.replace("%(node)s", default_node_name()))
+        _write_new(self.engine_key, secrets.token_hex(32) + "\n", mode=0o600)
 
     def server(self) -> ServerConfig:
         """server.yaml. Raises ConfigError."""
@@ -160,12 +170,13 @@ def find_home() -> Home:
     return Home(Path(named).expanduser().resolve() if named else REPO / ".llmgw")
 
 
-def _write_new(path: Path, text: str) -> None:
+def _write_new(path: Path, text: str, mode: int = 0o644) -> None:
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         return
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - only os.open sets the mode as it is made
+        file.write(text)
 
 
 def _write(path: Path, record: Record) -> None:

@@ -20,6 +20,7 @@ from gateway.relay import Relay, relay_client
 from gateway.routes import FleetRoutes, RouteTable
 from runtime import tracing
 from runtime.config import ConfigError, ServerConfig, load
+from runtime.engine_keys import EngineKeys
 from runtime.process import run_and_exit
 
 DRAIN_S = 5
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
     try:
         config = load(options.config, ServerConfig)
+        keys = EngineKeys(config.engine_key_file)
         port = config.gateway.port if options.port is None else options.port
         listener = _listen(config.gateway.host, port)
     except (ConfigError, PortError) as error:
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flush = tracing.install(config.tracing, "llmgw-gateway")
     try:
         with listener:
-            asyncio.run(_serve(config, listener))
+            asyncio.run(_serve(config, keys, listener))
     finally:
         flush()
     return 0
@@ -74,12 +76,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(config: ServerConfig, listener: socket.socket) -> None:
+async def _serve(config: ServerConfig, keys: EngineKeys, listener: socket.socket) -> None:
     balance = Balance(time.monotonic)
     fleet = FleetRoutes(config.cell)
     table = RouteTable(fleet, balance)
     hold = Hold(table, fleet, config.gateway.wait_for_start_s)
-    async with relay_client() as client:
+    async with relay_client(keys) as client:
         server = _Server(
             uvicorn.Config(
                 build_app(table, Relay(client, balance), hold),

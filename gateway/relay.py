@@ -13,6 +13,7 @@ from activities.contract import Route
 from gateway.balance import Balance
 from gateway.client import unless_gone
 from gateway.errors import GatewayError, UnreachableError, UpstreamError
+from runtime.engine_keys import EngineAuth, EngineKeys
 
 CONNECT_S = 3.0
 """A node answers a connection within milliseconds; one that lost its power never does."""
@@ -103,7 +104,7 @@ class Relay:
             "POST", endpoint.rstrip("/") + wanted.target, headers=_forwarded(wanted.headers), content=wanted.body
         )
         try:
-            return await self._client.send(request, stream=True)
+            response = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             self._balance.unreachable(endpoint)
             log.warning("%s: %s cannot be reached (%s)", model, endpoint, error or type(error).__name__)
@@ -114,11 +115,22 @@ class Relay:
             raise UpstreamError(
                 502, "upstream_broke_off", f"the replica of {model} broke off before it answered: try again"
             ) from error
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            # It is our key that is wrong: to the client this must not look like its own.
+            await response.aclose()
+            log.error("%s: %s asks for a key that engine_key_file of server.yaml does not have", model, endpoint)
+            raise UpstreamError(
+                502,
+                "upstream_refused_key",
+                f"the replica of {model} does not take the gateway's key: tell its operator",
+            )
+        return response
 
 
-def relay_client() -> httpx.AsyncClient:
-    """The HTTP client the relay needs; close it at the end."""
+def relay_client(keys: EngineKeys) -> httpx.AsyncClient:
+    """The HTTP client the relay needs, which shows the engines their key; close it at the end."""
     return httpx.AsyncClient(
+        auth=EngineAuth(keys),
         timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
         # The engines limit what runs at once, and queue; a second limit here would only hide their queue.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=30),

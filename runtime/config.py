@@ -96,6 +96,8 @@ class ServerConfig(Section):
     hub: HubConfig = HubConfig()
     fleet: FleetConfig = FleetConfig()
     gateway: GatewayConfig = GatewayConfig()
+    engine_key_file: Path | None = None
+    """The same keys as the nodes' files hold: sent to engines by the gateway and by the smoke test."""
     tracing: TracingConfig = TracingConfig()
 
 
@@ -129,6 +131,8 @@ class AgentConfig(Section):
     """Everything the node keeps: ledger, logs, weights, engine environments."""
     address: str = "127.0.0.1"
     """Host or IP on which clients reach this node's engines; engines listen on it only."""
+    engine_key_file: Path | None = None
+    """A file with the key that engines ask of their clients: one a line, the newest first. Named here, never sent."""
     ports: tuple[int, int] = (21000, 21999)
     """Engines get a free port of this range, both ends included."""
     memory: ByteSize | None = None

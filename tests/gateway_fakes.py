@@ -21,6 +21,7 @@ from gateway.balance import Balance
 from gateway.hold import MAX_HELD, Hold
 from gateway.relay import Relay, relay_client
 from gateway.routes import RoutesUnknownError, RouteTable
+from runtime.engine_keys import EngineKeys
 from tests.waiting import until
 
 
@@ -151,11 +152,14 @@ class Front:
 
 
 @asynccontextmanager
-async def gateway(wait_for_start_s: float = 0, max_held: int = MAX_HELD) -> AsyncIterator[Front]:
+async def gateway(
+    wait_for_start_s: float = 0, max_held: int = MAX_HELD, keys: EngineKeys | None = None
+) -> AsyncIterator[Front]:
     source, balance = Source(), Balance(time.monotonic)
     table = RouteTable(source, balance)
     hold = Hold(table, source, wait_for_start_s, max_held=max_held)
-    async with relay_client() as client, serving(build_app(table, Relay(client, balance), hold)) as url:
+    client = relay_client(keys or EngineKeys())
+    async with client, serving(build_app(table, Relay(client, balance), hold)) as url:
         front = Front(url, source, balance, table, hold)
         async with front.client:
             yield front

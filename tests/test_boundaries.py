@@ -91,6 +91,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 ALONE: dict[str, tuple[str, ...]] = {
     "agent/shim.py": (),
     "agent/engines/llamacpp_launcher.py": ("xllamacpp",),
+    "agent/engines/beside/llmgw_guard.py": (),
+    "agent/engines/beside/llmgw_sglang.py": (),
     "cli/bootstrap.py": (),
 }
 """Run by another interpreter than ours, so they may import only this besides the standard library."""

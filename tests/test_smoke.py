@@ -13,6 +13,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.contract import SmokeRequest, SmokeResult
 from activities.smoke import Smoke
 from fleet.reasons import Reason, StepError
+from runtime.engine_keys import EngineKeys
 
 
 def completion(text: object, **more: object) -> bytes:
@@ -54,7 +55,7 @@ def engine(status: int, body: bytes, asked: list[dict[str, Any]], hold: threadin
 
 async def ask(endpoint: str, smoke: Smoke | None = None) -> SmokeResult:
     request = SmokeRequest(endpoint=endpoint, model="m")
-    result: SmokeResult = await ActivityEnvironment().run((smoke or Smoke()).smoke_test, request)
+    result: SmokeResult = await ActivityEnvironment().run((smoke or Smoke(EngineKeys())).smoke_test, request)
     return result
 
 
@@ -104,7 +105,10 @@ async def test_no_answer_is_a_sentence(status: int, body: bytes, says: str) -> N
 
 async def test_silence_has_an_end() -> None:
     with engine(200, completion("late"), [], threading.Event()) as endpoint:
-        assert await refusal(endpoint, Smoke(timeout_s=0.3)) == f"m at {endpoint} did not answer within 0.3 s"
+        assert (
+            await refusal(endpoint, Smoke(EngineKeys(), timeout_s=0.3))
+            == f"m at {endpoint} did not answer within 0.3 s"
+        )
 
 
 async def test_nobody_listens() -> None:

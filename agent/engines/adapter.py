@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +38,8 @@ class Launch:
     gpu_free: int = 0
     """Measured just now, on the fullest of them: others may be there too."""
     args: tuple[str, ...] = ()
+    key: str = field(default="", repr=False)
+    """What it asks of its clients; "": nothing. Reaches it by its environment, never on a command line."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class LlamaCpp:
         ]
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+        key = {"LLAMA_API_KEY": launch.key} if launch.key else {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), **key}
 
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("llamacpp:requests_processing", "llamacpp:requests_deferred"))

@@ -5,6 +5,7 @@ whoever stops it has waited for its requests before.
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,9 @@ def main() -> int:
     params.n_ctx = given.context
     params.n_parallel = given.parallel
     params.endpoint_metrics = True
+    key = os.environ.pop("LLAMA_API_KEY", "")
+    if key:
+        params.api_keys = [key]
     try:
         server = xllamacpp.Server(params)
     except (RuntimeError, ValueError) as error:

