@@ -23,10 +23,11 @@ kind=runtime
 for argument; do
     case $argument in -h | --help) kind=runtime ;; esac  # help needs no tools
 done
-want=$(stamp "$kind")
-also=$(stamp dev)  # holds everything of runtime, in the same versions
 have=
 [ ! -r "$root/.venv/llmgw-stamp" ] || read -r have <"$root/.venv/llmgw-stamp" || true
+case $have in dev\ *) kind=dev ;; esac  # a developer's stays one when the locks change
+want=$(stamp "$kind")
+also=$(stamp dev)  # holds everything of runtime, in the same versions
 
 # PATH without .venv: that one has no pip, and cannot be what it is made with.
 outside() {

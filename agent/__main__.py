@@ -8,9 +8,7 @@ import logging
 import os
 import signal
 import sys
-import threading
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +91,7 @@ def main() -> int:
     try:
         asyncio.run(_run(config, machine, keys, layout, stop_engines=given.stop_engines))
     finally:
-        _bounded(flush)
+        tracing.bounded(flush, SPANS_END_S)
         layout.pid.unlink(missing_ok=True)
         lock.release()
     return 0
@@ -227,13 +225,6 @@ def loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def _bounded(flush: Callable[[], None]) -> None:
-    """A collector that is away must not hold the agent's end up."""
-    thread = threading.Thread(target=flush, daemon=True)
-    thread.start()
-    thread.join(SPANS_END_S)
 
 
 def _refuse(sentence: str) -> int:

@@ -11,7 +11,8 @@ from rich.live import Live
 
 from activities.contract import JobStatus, StepState
 from cli import jobs
-from cli.console import JsonFlag, note, out, print_json, run, say, table
+from cli.command_trace import run_traced
+from cli.console import JsonFlag, note, out, print_json, say, table
 from cli.errors import JobFailedError
 from cli.models_file import Changes, compare, read_models
 from cli.plans import FileOption, PruneFlag, Verbose, show_plan
@@ -57,7 +58,7 @@ def apply(
     if dry_run:
         show_plan(file, prune=prune, verbose=verbose, as_json=as_json)
         return
-    done = run(_apply(file, prune=prune, wait=not no_wait, quiet=as_json))
+    done = run_traced("apply", _apply(file, prune=prune, wait=not no_wait, quiet=as_json))
     if as_json:
         print_json(done)
     if any(one.state == "failed" for one in done):

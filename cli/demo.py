@@ -10,20 +10,24 @@ from typing import Annotated
 import httpx
 import typer
 import uv
+from opentelemetry.propagate import inject
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from cli import job_status, jobs
-from cli.console import run, say
+from cli.command_trace import recorded
+from cli.console import out, run, say
 from cli.embedded import AskedPorts, Started, down, uninterrupted, up
 from cli.errors import CtlError
 from cli.home import REPO, Home, find_home
 from cli.model import follow
 from cli.parts import STOP_ORDER
 from cli.session import Session, open_embedded
-from cli.spans import TraceNode, trace_id_of, trace_lines, tree
+from cli.span_tree import TraceNode
+from cli.spans import trace_id_of
 from cli.system import GatewayPort, TemporalPort, UiPort
-from cli.trace import read_spans
+from cli.trace import read_trace
+from cli.waterfall import Limits, print_waterfall
 from fleet.spec import JobKind, JobRequest
 
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -83,22 +87,22 @@ async def _demo(home: Home, asked: AskedPorts, *, once: bool) -> None:
 
 async def _tour(home: Home, started: Started) -> None:
     model = await _model(home)
-    session = await open_embedded(home, started.system.address)
-    request = JobRequest(kind=JobKind.SERVE, repo=f"file:{model}", name=MODEL_NAME)
-    handle = await jobs.start(session, request)
-    try:
-        await follow(session, handle, handle.id)
-    except asyncio.CancelledError:
-        with uninterrupted():
-            await _cancel(handle)
-        say(f"interrupted: {handle.id} is cancelled")
-        raise
-    say("")
-    say(f"you:     {PROMPT}")
-    say(f"{MODEL_NAME}: {await _chat(started.system.gateway_url)}")
-    say("")
-    for line in trace_lines(await _trace(session, home, handle.id)):
-        say(line)
+    with recorded("demo"):
+        session = await open_embedded(home, started.system.address)
+        request = JobRequest(kind=JobKind.SERVE, repo=f"file:{model}", name=MODEL_NAME)
+        handle = await jobs.start(session, request)
+        try:
+            await follow(session, handle, handle.id)
+        except asyncio.CancelledError:
+            with uninterrupted():
+                await _cancel(handle)
+            say(f"interrupted: {handle.id} is cancelled")
+            raise
+        say("")
+        say(f"you:     {PROMPT}")
+        say(f"{MODEL_NAME}: {await _chat(started.system.gateway_url)}")
+        say("")
+    print_waterfall(out(), await _trace(session, home, handle.id), Limits())
     say("")
     say(f"the same in Temporal's web UI: {started.system.ui_url}/namespaces/default/workflows")
 
@@ -142,9 +146,11 @@ async def _model(home: Home) -> Path:
 
 async def _chat(gateway_url: str) -> str:
     question = {"model": MODEL_NAME, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 48}
+    carried: dict[str, str] = {}
+    inject(carried)
     try:
         async with httpx.AsyncClient(timeout=CHAT_TIMEOUT_S, trust_env=False) as http:
-            answer = await http.post(f"{gateway_url}/v1/chat/completions", json=question)
+            answer = await http.post(f"{gateway_url}/v1/chat/completions", json=question, headers=carried)
     except httpx.HTTPError as error:
         raise CtlError(
             f"the gateway at {gateway_url} did not answer the chat: {error or type(error).__name__}"
@@ -167,7 +173,7 @@ async def _trace(session: Session, home: Home, job: str) -> tuple[TraceNode, ...
         return ()  # tracing is off in this home's server.yaml
     waited = 0.0
     while True:
-        roots = tree(read_spans(home), trace_id)
+        roots = await read_trace(home, trace_id)
         if len(roots) == 1 and not roots[0].span.parent_id:
             return roots
         if waited >= TRACE_WAIT_S:

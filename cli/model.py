@@ -9,6 +9,7 @@ import typer
 
 from activities.contract import JobResult, JobState, JobStatus
 from cli import job_status, jobs
+from cli.command_trace import run_traced
 from cli.console import JsonFlag, out, print_json, print_table, run, say
 from cli.progress import progress, steps_table
 from cli.session import Session, open_session
@@ -30,7 +31,7 @@ def remove(name: Annotated[str, typer.Argument(help="The model's name.")], no_wa
 
     Example: ctl model remove smollm2
     """
-    run(run_job(JobRequest(kind=JobKind.REMOVE, name=name), wait=not no_wait))
+    run_traced("model remove", run_job(JobRequest(kind=JobKind.REMOVE, name=name), wait=not no_wait))
 
 
 @app.command("list")

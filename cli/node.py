@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from activities.contract import UPDATE_CORDON, UPDATE_DRAIN, UPDATE_UNCORDON, DrainArg, NameArg
+from cli.command_trace import run_traced
 from cli.console import JsonFlag, print_json, print_table, run, say
 from cli.errors import CtlError
 from cli.session import Session, open_session
@@ -47,7 +48,7 @@ def cordon(name: NODE) -> None:
 
     Example: ctl node cordon n1
     """
-    run(_asked(UPDATE_CORDON, name))
+    run_traced("node cordon", _asked(UPDATE_CORDON, name))
 
 
 @app.command()
@@ -56,7 +57,7 @@ def uncordon(name: NODE) -> None:
 
     Example: ctl node uncordon n1
     """
-    run(_asked(UPDATE_UNCORDON, name))
+    run_traced("node uncordon", _asked(UPDATE_UNCORDON, name))
 
 
 @app.command()
@@ -71,7 +72,7 @@ def drain(
 
     Example: ctl node drain n1 --deadline 300
     """
-    run(_drained(name, deadline, wait=not no_wait))
+    run_traced("node drain", _drained(name, deadline, wait=not no_wait))
 
 
 async def wait_until_empty(session: Session, name: str, tell: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from cli.console import run
+from cli.command_trace import run_traced
 from cli.errors import CtlError
 from cli.jobs import missing_file, repo_argument
 from cli.model import NoWait, run_job
@@ -90,7 +90,7 @@ def serve(
         "scaling": _given(scaling) or None,
         "rollout": _given(rollout),
     }
-    run(run_job(request_of(given), wait=not no_wait))
+    run_traced("model serve", run_job(request_of(given), wait=not no_wait))
 
 
 def request_of(given: Mapping[str, object]) -> JobRequest:

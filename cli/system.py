@@ -14,6 +14,7 @@ from activities.contract import (
     PassPlan,
     reconcile_id,
 )
+from cli.command_trace import run_traced
 from cli.console import JsonFlag, note, out, print_json, print_table, run, say, table
 from cli.embedded import PROBE_TIMEOUT, AskedPorts, down, up
 from cli.errors import CtlError
@@ -115,7 +116,7 @@ def reconcile(as_json: JsonFlag = False) -> None:
 
     Example: ctl reconcile
     """
-    plan = run(_reconcile())
+    plan = run_traced("reconcile", _reconcile())
     if as_json:
         print_json(plan.steps)
     else:

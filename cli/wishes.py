@@ -6,7 +6,8 @@ import typer
 from pydantic import BaseModel
 
 from activities.contract import UPDATE_RELEASE_BRAKE, UPDATE_RETRY, UPDATE_SCALE, NameArg, ScaleArg
-from cli.console import run, say
+from cli.command_trace import run_traced
+from cli.console import say
 from cli.session import open_session
 
 MODEL = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")]
@@ -27,7 +28,7 @@ def scale(
 
     Example: ctl model scale smollm2 3
     """
-    run(_asked(UPDATE_SCALE, ScaleArg(name=name, replicas=replicas)))
+    run_traced("model scale", _asked(UPDATE_SCALE, ScaleArg(name=name, replicas=replicas)))
 
 
 def retry(name: MODEL) -> None:
@@ -35,7 +36,7 @@ def retry(name: MODEL) -> None:
 
     Example: ctl model retry smollm2
     """
-    run(_asked(UPDATE_RETRY, NameArg(name=name)))
+    run_traced("model retry", _asked(UPDATE_RETRY, NameArg(name=name)))
 
 
 @fleet_app.command("release-brake")
@@ -44,7 +45,7 @@ def release_brake() -> None:
 
     Example: ctl fleet release-brake
     """
-    run(_asked(UPDATE_RELEASE_BRAKE))
+    run_traced("fleet release-brake", _asked(UPDATE_RELEASE_BRAKE))
 
 
 async def _asked(update: str, wish: BaseModel | None = None) -> None:

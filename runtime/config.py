@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
 from fleet.spec import Engine
 from fleet.state import Policy
@@ -25,6 +25,23 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class TraceStoreConfig(Section):
+    """Where `ctl trace` reads spans, when that is not the span file; at most one store."""
+
+    jaeger: str = ""
+    """Address of Jaeger's pages, such as `http://127.0.0.1:16686`."""
+    tempo: str = ""
+    """Address of Tempo's API, such as `http://127.0.0.1:3200`."""
+    headers_file: Path | None = None
+    """A file of `Name: value` lines that are sent along, such as an authorization; it never stands in a command."""
+
+    @model_validator(mode="after")
+    def _one_store(self) -> "TraceStoreConfig":
+        if self.jaeger and self.tempo:
+            raise ValueError("jaeger and tempo are both named: keep one of them")
+        return self
+
+
 class TracingConfig(Section):
     """Where spans go. Off: every span is the no-op one, and no Temporal command carries a header."""
 
@@ -39,6 +56,8 @@ class TracingConfig(Section):
     """`service.name`; from the process where it is empty."""
     file: Path | None = None
     """Append spans here as OTLP JSON lines. `{service}` in the name stands for `service.name`."""
+    file_max: Annotated[ByteSize, Field(ge=64 * 1024)] = ByteSize(64 * MIB)
+    """A file this large becomes `<file>.1`, in place of the one before. A start leaves 10 KiB: 6,000 starts."""
 
 
 class MirrorConfig(Section):
@@ -99,6 +118,7 @@ class ServerConfig(Section):
     engine_key_file: Path | None = None
     """The same keys as the nodes' files hold: sent to engines by the gateway and by the smoke test."""
     tracing: TracingConfig = TracingConfig()
+    trace_store: TraceStoreConfig = TraceStoreConfig()
 
 
 class EngineConfig(Section):

@@ -5,7 +5,9 @@ Nothing else imports the OpenTelemetry SDK or an exporter.
 
 import os
 import socket
+import threading
 from collections.abc import Callable
+from typing import TextIO, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -21,6 +23,7 @@ from temporalio.contrib.opentelemetry import ReplaySafeTracerProvider, create_tr
 
 from runtime import VERSION
 from runtime.config import TracingConfig
+from runtime.span_file import RotatingLines
 
 EXPORT_DELAY_MS = 200
 """A killed process loses what was not exported: the default of five seconds is too much of a start's trace."""
@@ -42,6 +45,13 @@ def install(config: TracingConfig, service: str, *, instance: str = "") -> Calla
         provider.shutdown()
 
     return shut_down
+
+
+def bounded(flush: Callable[[], None], seconds: float) -> None:
+    """Call what `install` returned, and wait no longer than this: a collector that is away must not hold an end up."""
+    thread = threading.Thread(target=flush, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def make_provider(config: TracingConfig, service: str, *, instance: str = "") -> ReplaySafeTracerProvider:
@@ -70,8 +80,7 @@ def _exporters(config: TracingConfig, service: str) -> list[SpanExporter]:
     exporters: list[SpanExporter] = []
     if config.file is not None:
         file = config.file.with_name(config.file.name.replace("{service}", service))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        exporters.append(FileSpanExporter(file))
+        exporters.append(FileSpanExporter(stream=cast("TextIO", RotatingLines(file, int(config.file_max)))))
     if config.endpoint and config.protocol == "grpc":
         insecure = not config.endpoint.startswith("https://")
         exporters.append(GrpcSpanExporter(endpoint=config.endpoint, insecure=insecure, headers=config.headers))

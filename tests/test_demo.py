@@ -86,10 +86,10 @@ async def test_the_demo_from_a_fresh_clone(clone: Path) -> None:
     assert re.search(r"^smollm2: +\S", said, re.MULTILINE), said
     for step in ("registry", "mirror", "check", "catalog", "placement", "smoke test"):
         assert re.search(rf"^✓ {step}: done in ", said, re.MULTILINE), step
-    tree = [re.sub(r"[│├└─⇢ ]+", " ", line).strip() for line in said.splitlines()]
-    names = [re.split(r" \d", line)[0] for line in tree]
-    start = names.index("serve model")
-    assert names[start : start + 13] == [
+    lines = [re.sub(r"[│├└─⇢ ]+", " ", line).strip() for line in said.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.startswith("ctl demo "))
+    names = [
+        "ctl demo",
         "serve model",
         "registry",
         "mirror",
@@ -104,6 +104,13 @@ async def test_the_demo_from_a_fresh_clone(clone: Path) -> None:
         "launch engine",
         "wait for engine",
     ]
+    drawn = lines[start : lines.index("", start)]
+    at = 0
+    for name in names:
+        at = next(number for number in range(at, len(drawn)) if drawn[number].startswith(name)) + 1
+    assert drawn[-1].startswith(f"{drawn[0].split('  ')[1].strip()}: "), (
+        "the summary: all of the time, and where it went"
+    )
     assert re.search(r"web UI: http://127\.0\.0\.1:\d+/", said)
     assert len(said.partition("try next:\n")[2].partition("\n\n")[0].splitlines()) == 3
     assert of(clone) == []

@@ -171,6 +171,7 @@ SPANS = (
     "stop engine",
     "adopt",
     "gateway request",
+    "ctl <command>",
 )
 
 

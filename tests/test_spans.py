@@ -2,59 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, set_span_in_context
 
-from cli.spans import Relation, SpanStore, TraceNode, is_trace_id, trace_id_of, trace_lines, tree
+from cli.span_tree import Relation, TraceNode, trace_lines, tree
+from cli.spans import is_trace_id, trace_id_of
 from runtime.config import TracingConfig
 from runtime.tracing import make_provider
+from tests.otlp import line, span, store
 
 JOB = "a" * 32
 PASS = "b" * 32
-SECOND = 1_000_000_000
-
-
-def span(
-    trace: str,
-    number: int,
-    parent: int,
-    name: str,
-    start: float,
-    end: float,
-    *,
-    links: tuple[tuple[str, int], ...] = (),
-    error: str | None = None,
-    events: tuple[dict[str, Any], ...] = (),
-    **attributes: str,
-) -> dict[str, Any]:
-    raw: dict[str, Any] = {
-        "traceId": trace,
-        "spanId": f"{number:016x}",
-        "name": name,
-        "startTimeUnixNano": str(int(start * SECOND)),
-        "endTimeUnixNano": str(int(end * SECOND)),
-        "attributes": [
-            {"key": key.replace("__", "."), "value": {"stringValue": value}} for key, value in attributes.items()
-        ],
-        "events": list(events),
-        "links": [{"traceId": linked, "spanId": f"{target:016x}"} for linked, target in links],
-        "status": {} if error is None else {"code": 2, "message": error},
-    }
-    return raw if not parent else {**raw, "parentSpanId": f"{parent:016x}"}
-
-
-def line(*spans: dict[str, Any], service: str = "llmgw-worker") -> str:
-    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": service}}]}
-    return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": list(spans)}]}]})
-
-
-def store(*lines: str) -> SpanStore:
-    made = SpanStore()
-    made.read(lines)
-    return made
 
 
 SERVED = store(

@@ -9,7 +9,8 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from activities import contract, node_contract
-from cli.spans import Span, SpanStore, TraceNode, trace_id_of, trace_lines, tree
+from cli.span_tree import TraceNode, trace_lines, tree
+from cli.spans import Span, SpanStore, trace_id_of
 from runtime.temporal import llmgw_plugin
 from tests.system import System, system
 from tests.waiting import until
