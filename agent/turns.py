@@ -16,6 +16,7 @@ from activities.node_contract import (
     StartShard,
     StoppedShard,
 )
+from agent.connections import clients
 from agent.layout import shard_key
 from agent.ledger import Entry
 from agent.spans import step
@@ -92,7 +93,9 @@ class Turns:
     async def drain(self, entry: Entry, deadline_s: float) -> int:
         """Wait until nothing is in flight; what is left at the deadline. An engine nobody reaches has nothing.
 
-        It also waits until no gateway sends to it any more: one may not have read yet that it is off the routes.
+        It also waits until no gateway sends to it any more, as one may not have read yet that it is off the routes;
+        and until nobody is connected: an engine does not count a request that it has not read yet. It closes by
+        itself, after five seconds, what is connected and asks nothing.
         """
         began = time.monotonic()
         deadline = began + deadline_s
@@ -101,7 +104,10 @@ class Turns:
             metrics = await self._starter.probe.metrics(entry.endpoint)
             count = self._adapters[entry.engine].in_flight(metrics) if metrics is not None else 0
             # A request on its way in is not counted yet: one empty look is not enough.
-            quiet = quiet + 1 if count == 0 and time.monotonic() - began >= ROUTES_STALE_S else 0
+            settled = time.monotonic() - began >= ROUTES_STALE_S and not await asyncio.to_thread(
+                clients, entry.endpoint
+            )
+            quiet = quiet + 1 if count == 0 and settled else 0
             if metrics is None or quiet == 2:
                 return 0
             if time.monotonic() >= deadline:

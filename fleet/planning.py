@@ -43,6 +43,15 @@ def next_deadline(state: FleetState, after: float) -> float | None:
     return min((moment for moment in _moments(state) if moment > after), default=None)
 
 
+def next_pass(state: FleetState, after: float) -> float | None:
+    """`next_deadline`, or sooner where something waits and a model becomes idle enough to be evicted for it."""
+    due = next_deadline(state, after)
+    if not any(model.waiting for model in state.models.values()):
+        return due
+    idle = (moment for moment in idle_moments(state.models.values(), _by_model(state)) if moment > after)
+    return min((moment for moment in (due, *idle) if moment is not None), default=None)
+
+
 def backoff_s(policy: RestartPolicy, replica: str, failures: int) -> float:
     """Seconds to wait after the n-th failure in the window: doubling, capped, up to a quarter longer by jitter.
 
@@ -58,16 +67,19 @@ def _moments(state: FleetState) -> Iterator[float]:
         due = _due(state, replica)
         if due is not None:
             yield due
-    replicas: dict[str, list[ReplicaRecord]] = {}
-    for replica in state.replicas.values():
-        replicas.setdefault(replica.model, []).append(replica)
+    replicas = _by_model(state)
     for model in state.models.values():
         yield from moments(model, replicas.get(model.spec.id, []))
-    if any(model.waiting for model in state.models.values()):
-        yield from idle_moments(state.models.values(), replicas)
     for node in state.nodes.values():
         if node.state is NodeState.DRAINING:
             yield node.drain_until
+
+
+def _by_model(state: FleetState) -> dict[str, list[ReplicaRecord]]:
+    replicas: dict[str, list[ReplicaRecord]] = {}
+    for replica in state.replicas.values():
+        replicas.setdefault(replica.model, []).append(replica)
+    return replicas
 
 
 def _due(state: FleetState, replica: ReplicaRecord) -> float | None:

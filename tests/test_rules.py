@@ -7,7 +7,7 @@ from fleet.demand import SMOOTHING_S
 from fleet.facts import Load, ReplicaEvent, loaded, node_joined, node_lost, replica_changed, used
 from fleet.forecast import obeyed, passes
 from fleet.placement import place
-from fleet.planning import next_deadline, plan
+from fleet.planning import next_deadline, next_pass, plan
 from fleet.reasons import Failure, Reason
 from fleet.room import room_of
 from fleet.spec import Constraints, ModelSpec, Rollout, Scaling
@@ -335,7 +335,7 @@ def test_an_idle_model_is_looked_at_again_when_it_may_be_evicted_for_one_that_wa
     state = serving(after(fleet({"n1": inventory(memory=4 * GIB)}, idle)), 11.0)
     state = after(apply(used(state, "idle", 100.0), spec("m", memory=4 * GIB), 110.0)[0], 110.0)
     assert state.models["m"].waiting
-    due = next_deadline(state, 110.0)
+    due = next_pass(state, 110.0)
     assert due is not None
     assert 160.0 < due < 161.0
     assert text(plan(state, due))[0].startswith("evict idle-0")

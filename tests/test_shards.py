@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -303,6 +305,28 @@ async def test_a_drain_waits_for_what_is_in_flight(node: FakeNode) -> None:
     drained = await task
     assert drained.left_in_flight == 0
     assert ROUTES_STALE_S < drained.seconds < 10, "a gateway may send by older routes until then"
+
+
+CONNECT = (
+    "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(flush=True); input()"
+)
+"""A client that is connected and has sent nothing yet."""
+
+
+async def test_a_drain_waits_for_a_request_that_the_engine_has_not_read(node: FakeNode) -> None:
+    started = await start(node)
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CONNECT, started.endpoint[-5:]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    await client.stdout.readline()
+    task = asyncio.create_task(drain(node, 30))
+    await asyncio.wait({task}, timeout=ROUTES_STALE_S + 1)
+    assert not task.done()
+    await client.communicate(b"\n")
+    assert (await task).seconds < 20
 
 
 async def test_a_drain_ends_at_its_deadline(node: FakeNode) -> None:

@@ -32,7 +32,7 @@ from activities.node_contract import Rejoin, ShardRef
 from fleet import commits, facts, standing, wishes
 from fleet.demand import target
 from fleet.facts import ReplicaEvent
-from fleet.planning import next_deadline
+from fleet.planning import next_deadline, next_pass
 from fleet.reasons import Failure, Reason, RefusedError
 from fleet.render import forced_sentence
 from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
@@ -116,7 +116,8 @@ class Fleet:
     async def _run_passes(self) -> None:
         while True:
             self._rearm = False
-            deadline = next_deadline(self._state, self._passed_at)
+            look = next_pass if workflow.patched("look-when-idle") else next_deadline
+            deadline = look(self._state, self._passed_at)
             wait = None if deadline is None else max(0.0, deadline - workflow.time())
             try:
                 await workflow.wait_condition(self._wake, timeout=wait, timeout_summary="next deadline")

@@ -7,7 +7,7 @@ from types import ModuleType
 from fleet.commits import commit
 from fleet.forecast import passes
 from fleet.plan_text import explained_lines, plan_lines
-from fleet.planning import next_deadline, plan
+from fleet.planning import next_pass, plan
 from fleet.render import size
 from fleet.state import CPU, Device, FleetState, ModelRecord, NodeRecord, NodeState, ReplicaRecord, ReplicaState
 from tests.situations import counting, making_room, placing, replacing, troubles
@@ -39,7 +39,7 @@ def golden(name: str, situation: Situation) -> str:
     for number, one in enumerate(passes(state, now)[1:]):
         lines += ["", "then, when that has gone well" if number == 0 else "then"]
         lines += [f"  {line}" for line in plan_lines(one.plan, one.state)]
-    deadline = next_deadline(commit(state, decided, now), now)
+    deadline = next_pass(commit(state, decided, now), now)
     lines += ["", "looked at again " + (f"at {deadline:.1f} s" if deadline is not None else "when something changes")]
     return "\n".join(lines) + "\n"
 
