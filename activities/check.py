@@ -18,6 +18,7 @@ from activities.contract import (
     fleet_id,
 )
 from fleet.architectures import ARCHITECTURES, FORMATS, engine_for
+from fleet.engine_args import check_wish
 from fleet.fit import (
     Estimate,
     FitVerdict,
@@ -72,7 +73,8 @@ def decide(shape: ModelShape, weights: Weights, request: JobRequest, state: Flee
     """The answer from what is known; pure. Raises StepError."""
     name = request.name or (default_name(parse_repo(request.repo)) if request.repo else weights.model_id)
     engine = request.engine or engine_for(weights.format)
-    _check_engine(engine, weights.format, shape)
+    check_wish(engine, request.args, trust_remote_code=request.trust_remote_code)
+    _check_engine(engine, weights.format, shape, trusted=request.trust_remote_code)
     context = request.context_length or default_context(shape)
     if shape.context_length and context > shape.context_length:
         raise StepError(
@@ -155,12 +157,12 @@ def _is(path: str, suffix: str) -> bool:
     return path.lower().endswith(suffix)
 
 
-def _check_engine(engine: Engine, format: Format, shape: ModelShape) -> None:
+def _check_engine(engine: Engine, format: Format, shape: ModelShape, *, trusted: bool) -> None:
     if FORMATS[engine] is not format:
         raise StepError(
             Reason.UNSUPPORTED_ARCHITECTURE, f"{engine} reads {FORMATS[engine]} weights, these are {format}"
         )
-    if shape.architecture not in ARCHITECTURES[engine]:
+    if shape.architecture not in ARCHITECTURES[engine] and not trusted:  # its own code may say how it is loaded
         raise StepError(
             Reason.UNSUPPORTED_ARCHITECTURE,
             f"{engine} does not load the architecture {shape.architecture[:80] or '(none is named)'!r}",

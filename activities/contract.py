@@ -77,9 +77,12 @@ SMOKE_TEST = "smoke_test"
 
 
 class ResolveRequest(Record):
-    """Which repo to resolve."""
+    """Which repo to resolve, and what is wanted of it: what no engine could do is refused before any byte moves."""
 
     repo: str
+    engine: Engine | None = None
+    args: tuple[str, ...] = ()
+    trust_remote_code: bool = False
 
 
 class MirrorRequest(Record):

@@ -60,6 +60,7 @@ class StartShard(Record):
     context_length: int
     concurrency: int
     args: tuple[str, ...]
+    trust_remote_code: bool = False
     ready_deadline_s: float
 
 

@@ -100,6 +100,7 @@ def _start(state: FleetState, step: Step) -> StartShards | None:
                 context_length=spec.context_length,
                 concurrency=spec.concurrency,
                 args=spec.args,
+                trust_remote_code=spec.trust_remote_code,
                 ready_deadline_s=spec.start_deadline_s,
             )
             for shard in shards

@@ -23,6 +23,8 @@ from huggingface_hub.errors import (
 from temporalio import activity
 
 from activities.contract import RESOLVE_MODEL, ResolveRequest
+from fleet.architectures import engine_for
+from fleet.engine_args import check_wish
 from fleet.reasons import Reason, StepError
 from fleet.repos import RepoRef, check_path, check_paths, choose_files, parse_repo, shards_beside
 from fleet.spec import ModelFile, ResolvedModel
@@ -44,15 +46,23 @@ class Registry:
     @activity.defn(name=RESOLVE_MODEL)
     async def resolve_model(self, request: ResolveRequest) -> ResolvedModel:
         """Raises StepError: BAD_INPUT, REPO_NOT_FOUND, REPO_FORBIDDEN, NO_WEIGHTS, WEIGHTS_UNREADABLE,
-        HUB_UNREACHABLE."""
-        ref = parse_repo(request.repo)
-        if ref.scheme == "file":
-            return await in_thread(_resolve_path, ref)
-        if ref.scheme == "https":
-            return await _resolve_url(ref)
-        return await in_thread(self._resolve_hub, ref)
+        HUB_UNREACHABLE; and BAD_FLAG for arguments that no node would take."""
+        if request.engine is not None:
+            check_wish(request.engine, request.args, trust_remote_code=request.trust_remote_code)
+        resolved = await self._resolve(parse_repo(request.repo), code=request.trust_remote_code)
+        if request.engine is None:
+            engine = engine_for(resolved.format)
+            check_wish(engine, request.args, trust_remote_code=request.trust_remote_code)
+        return resolved
 
-    def _resolve_hub(self, ref: RepoRef) -> ResolvedModel:
+    async def _resolve(self, ref: RepoRef, *, code: bool) -> ResolvedModel:
+        if ref.scheme == "file":
+            return await in_thread(_resolve_path, ref, code=code)
+        if ref.scheme == "https":
+            return await _resolve_url(ref)  # one file, which has no code beside it
+        return await in_thread(self._resolve_hub, ref, code=code)
+
+    def _resolve_hub(self, ref: RepoRef, *, code: bool) -> ResolvedModel:
         where = f"{ref.location}@{ref.revision}" if ref.revision else ref.location
         endpoint = self._hub.endpoint.rstrip("/")
         # False, not None: a token of whoever runs the worker is not sent to a hub that the config does not give it to.
@@ -75,7 +85,7 @@ class Registry:
             )
             for sibling in (info.siblings or ())[:MAX_FILES]
         ]
-        return _resolved(ref, commit, files)
+        return _resolved(ref, commit, files, code=code)
 
 
 def read_token(hub: HubConfig) -> str:
@@ -88,9 +98,9 @@ def read_token(hub: HubConfig) -> str:
         raise StepError(Reason.REPO_FORBIDDEN, f"the token file {hub.token_file} cannot be read") from error
 
 
-def _resolved(ref: RepoRef, revision: str, files: list[ModelFile]) -> ResolvedModel:
+def _resolved(ref: RepoRef, revision: str, files: list[ModelFile], *, code: bool = False) -> ResolvedModel:
     try:
-        choice = choose_files(files, ref.variant)
+        choice = choose_files(files, ref.variant, code=code)
     except StepError as error:
         raise StepError(error.failure.reason, f"{ref.repo}: {error.failure.detail}") from error
     check_paths(file.path for file in choice.files)
@@ -133,7 +143,7 @@ def _hub_error(where: str, endpoint: str, error: Exception) -> StepError:
 # -- this machine's files ---------------------------------------------------------------------------------------------
 
 
-def _resolve_path(ref: RepoRef) -> ResolvedModel:
+def _resolve_path(ref: RepoRef, *, code: bool) -> ResolvedModel:
     path = Path(ref.location)
     try:
         status = path.stat()
@@ -150,7 +160,7 @@ def _resolve_path(ref: RepoRef) -> ResolvedModel:
     except OSError as error:
         raise StepError(Reason.WEIGHTS_UNREADABLE, f"{error.filename or path}: {error.strerror}") from error
     files = [ModelFile(path=name, size=each.st_size, url=(base / name).as_uri()) for name, each in found.items()]
-    resolved = _resolved(ref, "", files)
+    resolved = _resolved(ref, "", files, code=code)
     for file in resolved.files:
         _check_readable(base / file.path)
     marks = (f"{file.path}\0{file.size}\0{found[file.path].st_mtime_ns}" for file in resolved.files)

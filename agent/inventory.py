@@ -49,6 +49,7 @@ def measure(
         weights=weights.held(),
         labels=config.labels,
         roles=config.roles,
+        trust_remote_code=config.trust_remote_code,
         version=VERSION,
     )
 

@@ -21,6 +21,7 @@ from agent.spans import step
 from agent.supervisor import Supervisor
 from agent.watch import Watch
 from agent.weights import Brought, WeightStore
+from fleet.engine_args import check_wish
 from fleet.reasons import Reason, StepError
 from fleet.render import size
 from fleet.spec import Engine
@@ -62,6 +63,7 @@ class Starter:
 
     async def launch(self, request: StartShard, progress: Progress) -> Entry:
         """Check memory, have engine and weights, launch. The ledger has the entry from just before the launch on."""
+        self.check_wish(request)
         await asyncio.to_thread(self.check_memory, request)
         progress.at(StartPhase.INSTALL)
         python = await self.installs.ensure(request.engine, gpus=request.gpus > 0)
@@ -119,6 +121,12 @@ class Starter:
         ready = entry.model_copy(update={"ready": True})
         self.ledger.put(ready)
         return ready
+
+    def check_wish(self, request: StartShard) -> None:
+        """Refuse what this node's engines never get, whoever let it pass. Raises StepError: BAD_FLAG, REMOTE_CODE."""
+        check_wish(request.engine, request.args, trust_remote_code=request.trust_remote_code)
+        if request.trust_remote_code and not self.config.trust_remote_code:
+            raise StepError(Reason.REMOTE_CODE, f"{request.model} brings code of its own, which this node does not run")
 
     def check_memory(self, request: StartShard) -> tuple[Gpu, ...]:
         """Refuse what cannot be held by what is free now, whatever the plan believed; the GPUs it is given.
@@ -180,6 +188,7 @@ class Starter:
             gpu_total=min((gpu.total for gpu in gpus), default=0),
             gpu_free=min((gpu.free for gpu in gpus), default=0),
             args=request.args,
+            trust_remote_code=request.trust_remote_code,
             key=self.keys.newest,
         )
 

@@ -52,6 +52,12 @@ def serve(
     recreate: Annotated[
         bool, typer.Option("--recreate", help="With no room for the new version, stop the old one first.")
     ] = False,
+    argument: Annotated[
+        list[str] | None, typer.Option("--arg", help="A further argument for the engine, such as --arg=--seed=1.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let it run Python that comes with the weights.")
+    ] = False,
     no_wait: NoWait = False,
 ) -> None:
     """Serve a model: look it up, mirror it, check it, place it, start it, try it.
@@ -89,6 +95,8 @@ def serve(
         "constraints": _given(constraints),
         "scaling": _given(scaling) or None,
         "rollout": _given(rollout),
+        "args": argument or (),
+        "trust_remote_code": trust_remote_code,
     }
     run_traced("model serve", run_job(request_of(given), wait=not no_wait))
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from fleet.reasons import Reason, StepError
 from fleet.spec import Engine
 
 ADDRESS = "the node's agent.yaml says where its engines listen"
@@ -44,6 +45,15 @@ def refused_args(engine: Engine, args: tuple[str, ...]) -> str | None:
             name = arg.partition("=")[0][:SHOWN]  # its value may be a secret
             return f"{engine} does not take the argument {name!r}: {why}"
     return None
+
+
+def check_wish(engine: Engine, args: tuple[str, ...], *, trust_remote_code: bool) -> None:
+    """Raises StepError for arguments the engine does not get (BAD_FLAG), and for code it could not run (BAD_INPUT)."""
+    refused = refused_args(engine, args)
+    if refused is not None:
+        raise StepError(Reason.BAD_FLAG, refused)
+    if trust_remote_code and engine is Engine.LLAMACPP:
+        raise StepError(Reason.BAD_INPUT, f"trust_remote_code: {engine} runs no code of a model: leave it out")
 
 
 SHOWN = 80

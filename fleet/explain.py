@@ -172,6 +172,9 @@ def _act(state: FleetState, spec: ModelSpec, world: World, verdict: Verdict) -> 
         case Reason.ROLE:
             words = f"give {node.id} the role {constraints.role} in its agent.yaml"
             return Act(words, _with(world, roles=(*inventory.roles, constraints.role)))
+        case Reason.REMOTE_CODE:
+            words = f"allow trust_remote_code in {node.id}'s agent.yaml"
+            return Act(words, _with(world, trust_remote_code=True))
         case Reason.DISK:
             return _disk(spec, world)
         case Reason.GPU_MEMORY | Reason.MEMORY:

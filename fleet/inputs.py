@@ -52,6 +52,7 @@ def spec_of(
         context_length=context_length,
         concurrency=request.concurrency,
         args=request.args,
+        trust_remote_code=request.trust_remote_code,
         request=_kept(request),
         start_deadline_s=request.start_deadline_s,
         drain_deadline_s=request.drain_deadline_s,

@@ -201,6 +201,8 @@ def _excluded(node: NodeRecord, spec: ModelSpec) -> Reason | None:
         return Reason.ROLE
     if spec.engine not in [offer.engine for offer in inventory.engines]:
         return Reason.ENGINE_MISSING
+    if spec.trust_remote_code and not inventory.trust_remote_code:
+        return Reason.REMOTE_CODE
     if spec.need.gpus and constraints.gpu_model and not _devices(node, constraints, spec.need.gpus):
         return Reason.GPU_MODEL
     return None

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     LABELS = "labels"
     ROLE = "role"
     GPU_MODEL = "gpu_model"
+    REMOTE_CODE = "remote_code"
     ENGINE_MISSING = "engine_missing"
     GPU_COUNT = "gpu_count"
     GPU_MEMORY = "gpu_memory"
@@ -94,6 +95,7 @@ REASONS: dict[Reason, Meaning] = {
     Reason.LABELS: Meaning("placement", True, "label a node in its agent.yaml, or change the model's constraints"),
     Reason.ROLE: Meaning("placement", True, "give a node the role in its agent.yaml, or change the constraints"),
     Reason.GPU_MODEL: Meaning("placement", True, "add a node with such GPUs, or change the constraints"),
+    Reason.REMOTE_CODE: Meaning("placement", True, "allow it with `trust_remote_code` in a node's agent.yaml"),
     Reason.NODE_LOST: Meaning("placement", True, "bring the node's agent back"),
     Reason.ENGINE_MISSING: Meaning("placement", True, "add the engine to the node's agent.yaml"),
     Reason.GPU_COUNT: Meaning("placement", True, "ask for fewer GPUs or add a node that has them"),

@@ -34,7 +34,7 @@ CONFIG_FILES = frozenset(
         "vocab.txt",
     }
 )
-"""What an engine reads beside safetensors. Python files are left out: llmgw does not run a repo's code."""
+"""What an engine reads beside safetensors. Python files are left out, unless the model's code is to be trusted."""
 
 INDEX = "model.safetensors.index.json"
 
@@ -118,11 +118,15 @@ def weights_id(resolved: ResolvedModel) -> str:
     A repo that serves several variants has one directory for each: the entry is part of the name.
     """
     name = resolved.repo if not resolved.entry else f"{resolved.repo}/{resolved.entry}"
+    if any(_is_code(file) for file in resolved.files):
+        name += "/code"  # the same weights with the repo's code beside them are another directory
     return f"{safe_id(name)}-{safe_id(resolved.revision[:12])}"
 
 
-def choose_files(files: Sequence[ModelFile], variant: str = "") -> Choice:
+def choose_files(files: Sequence[ModelFile], variant: str = "", *, code: bool = False) -> Choice:
     """Pick one set of weights: safetensors where there are any, else one GGUF. Pickled weights are never taken.
+
+    `code`: the Python files beside safetensors come along.
 
     Raises StepError(NO_WEIGHTS) with what there is instead.
     """
@@ -131,7 +135,7 @@ def choose_files(files: Sequence[ModelFile], variant: str = "") -> Choice:
     if variant:
         return _gguf_choice(ggufs, _match(ggufs, variant))
     if tensors:
-        return _safetensors_choice(files, tensors)
+        return _safetensors_choice(files, tensors, code=code)
     if len(ggufs) == 1:
         return _gguf_choice(ggufs, next(iter(ggufs)))
     if ggufs:
@@ -303,11 +307,15 @@ def _gguf_choice(ggufs: dict[str, list[ModelFile]], name: str) -> Choice:
     return Choice(Format.GGUF, parts[0].path, tuple(parts) if first else (parts[0],))
 
 
-def _safetensors_choice(files: Sequence[ModelFile], tensors: list[ModelFile]) -> Choice:
+def _is_code(file: ModelFile) -> bool:
+    return file.path.endswith(".py") and "/" not in file.path
+
+
+def _safetensors_choice(files: Sequence[ModelFile], tensors: list[ModelFile], *, code: bool) -> Choice:
     # Where an index is there, the shards it lists are the model; a consolidated copy beside them is the same bytes.
     sharded = [file for file in tensors if re.search(r"-\d{5}-of-\d{5}\.safetensors$", file.path)]
     plain = [file for file in tensors if file.path == "model.safetensors"]
-    beside = [file for file in files if file.path in CONFIG_FILES or file.path == INDEX]
+    beside = [file for file in files if file.path in CONFIG_FILES or file.path == INDEX or (code and _is_code(file))]
     if not any(file.path == "config.json" for file in beside):
         raise StepError(Reason.NO_WEIGHTS, "safetensors are there, but no config.json that says what they are")
     chosen = plain or sharded or tensors

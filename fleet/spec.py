@@ -47,6 +47,12 @@ NotBool = BeforeValidator(_no_bool)
 Size = Annotated[ByteSize, Field(gt=0), WrapValidator(_readable_size)]
 """Bytes, or text such as `12GiB`."""
 
+Argument = Annotated[str, Field(min_length=1, max_length=4096)]
+"""One argument of an engine: no flag of any engine is a tenth as long, and the kernel takes 128 KiB at most."""
+
+Arguments = Annotated[tuple[Argument, ...], Field(max_length=128)]
+"""All of them: at most 512 KiB, a quarter of what a job's input may hold."""
+
 SAFE_ID_CHARS = 40  # room for "-<hash>", a replica's ordinal and a prefix within one 63-character label
 
 
@@ -217,7 +223,10 @@ class ModelRequest(Typed):
     context_length: Annotated[int, Field(ge=256), NotBool] | None = None
     """Tokens of one request, prompt and answer together; llama.cpp gives no less than 256."""
     concurrency: Annotated[int, Field(ge=1, le=1024), NotBool] = 4
-    args: tuple[str, ...] = ()
+    args: Arguments = ()
+    """Further arguments for the engine; `fleet/engine_args.py` says which it does not get."""
+    trust_remote_code: bool = False
+    """Whether the engine may run Python that came with the model; the node must allow it too."""
     start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
     drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
 
@@ -255,6 +264,8 @@ class ModelSpec(Typed):
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
     """Requests one replica works on at a time."""
     args: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+    """Whether the engine may run Python that came with the weights."""
     request: JobRequest | None = None
     """What was asked for, word for word: the same wish again is no change."""
     start_deadline_s: Annotated[float, Field(gt=0)] = 600.0

@@ -54,6 +54,8 @@ class Inventory(Record):
     """`Weights.model_id` of the models whose files are here whole and verified."""
     labels: dict[str, str] = {}
     roles: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+    """Whether its engines may run Python that came with a model."""
     mirror_url: str = ""
     version: str = ""
     """The agent's own version."""

@@ -228,4 +228,5 @@ def _started_with(spec: ModelSpec) -> tuple[object, ...]:
         spec.context_length,
         spec.concurrency,
         spec.args,
+        spec.trust_remote_code,
     )

@@ -164,6 +164,8 @@ class AgentConfig(Section):
     labels: dict[str, str] = {}
     roles: tuple[str, ...] = ()
     engines: dict[Engine, EngineConfig] = {Engine.LLAMACPP: EngineConfig()}
+    trust_remote_code: bool = False
+    """Whether engines may run Python that came with a model, where the model asks for it too."""
     lease: LeaseConfig = LeaseConfig()
     tracing: TracingConfig = TracingConfig()
 

@@ -126,7 +126,7 @@ class ModelJob:
             await self._take_turn(step)
             if self._request.kind is JobKind.UPDATE:
                 await self._take_over()
-            resolved = await calls.resolve_model(ResolveRequest(repo=self._request.repo or ""))
+            resolved = await calls.resolve_model(_resolve_request(self._request))
             step.say(resolved_detail(resolved))
         with self._steps.run("mirror") as step:
             mirrored = await calls.mirror_model(MirrorRequest(resolved=resolved))
@@ -369,6 +369,15 @@ class ModelJob:
         if self._failure is not None:
             text += f"\n\n{markdown(self._failure.line)}"
         workflow.set_current_details(text)
+
+
+def _resolve_request(request: JobRequest) -> ResolveRequest:
+    return ResolveRequest(
+        repo=request.repo or "",
+        engine=request.engine,
+        args=request.args,
+        trust_remote_code=request.trust_remote_code,
+    )
 
 
 def _bad_input(sentence: str) -> Exception:

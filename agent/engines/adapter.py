@@ -38,6 +38,8 @@ class Launch:
     gpu_free: int = 0
     """Measured just now, on the fullest of them: others may be there too."""
     args: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+    """Whether it may run Python that stands beside the weights."""
     key: str = field(default="", repr=False)
     """What it asks of its clients; "": nothing. Reaches it by its environment, never on a command line."""
 

@@ -68,6 +68,8 @@ class SgLang:
             command += ["--tensor-parallel-size", str(len(launch.gpus))]
         else:
             command += ["--device", "cpu"]
+        if launch.trust_remote_code:
+            command += ["--trust-remote-code"]
         return [*command, *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:

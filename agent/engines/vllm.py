@@ -76,6 +76,8 @@ class Vllm:
         else:
             # compiling takes half a minute of each cold start on a CPU and gains little there
             command += ["--enforce-eager"]
+        if launch.trust_remote_code:
+            command += ["--trust-remote-code"]
         if launch.key:
             command += ["--middleware", "llmgw_guard.KeyGuard"]
         return [*command, *launch.args]
