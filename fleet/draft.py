@@ -1,7 +1,8 @@
 """A plan under construction: what is free shrinks as it goes, and each replica is decided on once."""
 
+from fleet.arrangement import TIGHT, Want
 from fleet.demand import Target, target
-from fleet.placement import Candidates, place
+from fleet.placement import SCORE_WEIGHTS, Candidates, Standings, Weights, place
 from fleet.render import requests
 from fleet.room import Room, room_of
 from fleet.state import (
@@ -56,6 +57,7 @@ class Draft:
         self._scaled: dict[str, int] = {}
         self._touched: dict[str, int] = {}
         self._generation = state.generation
+        self.standings = Standings(self.room.nodes)
         self._candidates: dict[str, Candidates] = {}
         self._targets: dict[str, Target] = {}
 
@@ -117,9 +119,12 @@ class Draft:
             )
         )
 
-    def place(self, kind: StepKind, model: ModelRecord, replica: str, reason: str) -> bool:
+    def place(self, want: Want, weights: Weights = SCORE_WEIGHTS) -> bool:
         """Place one replica; False, and noted as refused, where nothing fits."""
-        decision = self.decide(model, replica)
+        kind, model, replica, reason = want
+        decision = place(model.spec, replica, self.room, self.candidates(model, weights))
+        if weights is TIGHT and decision.shards:
+            decision = decision.model_copy(update={"sentence": f"{decision.sentence}, packed so that more fits"})
         self.touch_model(model)
         if not decision.shards:
             self.refused.setdefault(model.spec.id, (kind, replica, reason))
@@ -144,14 +149,16 @@ class Draft:
         )
         return True
 
-    def decide(self, model: ModelRecord, replica: str) -> Decision:
-        """Where it would go just now."""
+    def candidates(self, model: ModelRecord, weights: Weights = SCORE_WEIGHTS) -> Candidates:
+        """The nodes' answers to a model."""
+        if weights is not SCORE_WEIGHTS:
+            return Candidates(model.spec, self.room, self.standings, weights)
         kept = self._candidates.get(model.spec.id)
         if kept is None:
             # Models are placed one after the other: only those that were refused are asked about again, at the end.
             self._candidates = {key: one for key, one in self._candidates.items() if key in self.refused}
-            kept = self._candidates[model.spec.id] = Candidates(model.spec, self.room)
-        return place(model.spec, replica, self.room, kept)
+            kept = self._candidates[model.spec.id] = Candidates(model.spec, self.room, self.standings)
+        return kept
 
     def promise(self, model: ModelRecord, shards: tuple[ShardAssignment, ...]) -> None:
         """Keep room that is being made: what is less important and comes later in this pass must not take it."""
@@ -175,7 +182,7 @@ class Draft:
             self.room.give(name, shards)  # nobody has that yet
         for name, (kind, replica, reason) in self.refused.items():
             model = self.state.models[name]
-            decision = self._refusal(model, self.decide(model, replica))
+            decision = self._refusal(model, place(model.spec, replica, self.room, self.candidates(model)))
             # A placement of the same pass takes back what was said before.
             if name in self.placing or decision.sentence != model.waiting:
                 self._steps.append(Step(kind=kind, reason=reason, model=name, replica=replica, decision=decision))

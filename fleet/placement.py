@@ -1,11 +1,12 @@
 """Where a replica goes: every node is asked, every node answers, the best of those that fit win."""
 
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fleet.reasons import Reason
 from fleet.render import decision_sentence
-from fleet.room import Room
+from fleet.room import Free, Room
 from fleet.spec import Constraints, ModelSpec
 from fleet.state import (
     CPU,
@@ -19,7 +20,10 @@ from fleet.state import (
     Verdict,
 )
 
-SCORE_WEIGHTS = {"spread": 4.0, "weights_local": 1.0, "best_fit": 1.0, "preferred": 1.0}
+Weights = Mapping[str, float]
+"""How much each part of a score counts, by its name."""
+
+SCORE_WEIGHTS: Weights = MappingProxyType({"spread": 4.0, "weights_local": 1.0, "best_fit": 1.0, "preferred": 1.0})
 """Losing one node must not take all copies of a model: half of spread, which a first copy costs a node, is as much as
 the weights being there and the best fit together. A fetch is paid once."""
 
@@ -32,9 +36,6 @@ CLOSED = {
 NOT_FITTING = float("-inf")
 """The score of a node that does not fit: beneath any other."""
 
-BY_FREE = itemgetter(0, 1)
-"""Free bytes, then uuid: two devices that call themselves alike are not compared any further."""
-
 
 class Answer(NamedTuple):
     """One node's verdict, and the uuids of the devices it would give."""
@@ -44,27 +45,46 @@ class Answer(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What one node offers a model whatever is free on it: it stays the same while a plan is made."""
+    """What one node offers a kind of model whatever is free on it: it stays the same while a plan is made."""
 
     node: NodeRecord
     no: Answer | None
     """Its answer, where nothing that a plan frees could change it."""
-    devices: tuple[Device, ...]
-    local: bool
+    totals: tuple[int, ...]
+    """Usable bytes of the devices that suit, the largest first."""
     preferred: float
+
+
+class Standings:
+    """What the nodes of a room offer, kept for all models that ask for the same kind of node."""
+
+    def __init__(self, nodes: Sequence[NodeRecord]) -> None:
+        self._nodes = nodes
+        self._kept: dict[tuple[object, ...], list[Standing]] = {}
+
+    def of(self, spec: ModelSpec) -> list[Standing]:
+        """In the order of the nodes."""
+        key = (spec.engine, spec.need.gpus, spec.shards > 1, spec.constraints.model_dump_json())
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = [_standing(node, spec) for node in self._nodes]
+        return found
 
 
 class Candidates:
     """The answers of all nodes to one model, kept while a plan is made: only nodes that changed are asked again."""
 
-    def __init__(self, spec: ModelSpec, room: Room) -> None:
+    def __init__(
+        self, spec: ModelSpec, room: Room, standings: Standings | None = None, weights: Weights = SCORE_WEIGHTS
+    ) -> None:
         self._spec = spec
         self._room = room
+        self._weights = weights
         self._moment = room.moment
-        self._standings = [_standing(node, spec) for node in room.nodes]
+        self._standings = (standings or Standings(room.nodes)).of(spec)
         self._places = {node.id: index for index, node in enumerate(room.nodes)}
         model = spec.id
-        self._answers = [_answer(standing, spec, model, room) for standing in self._standings]
+        self._answers = [_answer(standing, spec, model, room, weights) for standing in self._standings]
         self._scores = [_score(answer) for answer in self._answers]
 
     def answers(self) -> list[Answer]:
@@ -77,10 +97,19 @@ class Candidates:
         self._ask_again()
         return _winners(self._spec, self._scores, self._room.nodes)
 
+    def shards(self) -> tuple[ShardAssignment, ...]:
+        """Where the next replica would go; empty where it does not fit."""
+        return tuple(_shard(rank, self._answers[index], self._spec) for rank, index in enumerate(self.winners()))
+
     def fits(self, index: int) -> bool:
         """Whether this node could take a shard now."""
         self._ask_again()
         return self._scores[index] != NOT_FITTING
+
+    def could_fit(self, index: int) -> bool:
+        """Whether this node could take a shard if none of ours held anything there."""
+        standing, need = self._standings[index], self._spec.need
+        return standing.no is None and standing.totals[max(1, need.gpus) - 1] >= need.memory
 
     def _ask_again(self) -> None:
         room = self._room
@@ -90,7 +119,7 @@ class Candidates:
         for node in room.changed_since(self._moment):
             index = self._places.get(node)
             if index is not None:
-                answer = _answer(self._standings[index], self._spec, model, room)
+                answer = _answer(self._standings[index], self._spec, model, room, self._weights)
                 self._answers[index] = answer
                 self._scores[index] = _score(answer)
         self._moment = room.moment
@@ -103,10 +132,10 @@ def place(spec: ModelSpec, replica: str, room: Room, candidates: Candidates | No
     answers kept for this spec and room.
     """
     asked = candidates or Candidates(spec, room)
-    answers, winners = asked.answers(), asked.winners()
-    shards = tuple(_shard(rank, answers[index], spec) for rank, index in enumerate(winners))
+    shards = asked.shards()
+    answers = asked.answers()
     verdicts = tuple([answer.verdict for answer in answers])
-    if not winners:
+    if not shards:
         verdicts = _incomplete(spec, verdicts)
     return Decision(
         model=spec.id,
@@ -119,7 +148,7 @@ def place(spec: ModelSpec, replica: str, room: Room, candidates: Candidates | No
 
 def judge(node: NodeRecord, spec: ModelSpec, room: Room) -> Answer:
     """One node's answer for one shard."""
-    return _answer(_standing(node, spec), spec, spec.id, room)
+    return _answer(_standing(node, spec), spec, spec.id, room, SCORE_WEIGHTS)
 
 
 def _shard(rank: int, answer: Answer, spec: ModelSpec) -> ShardAssignment:
@@ -137,37 +166,39 @@ def _standing(node: NodeRecord, spec: ModelSpec) -> Standing:
     excluded = _excluded(node, spec)
     if excluded is not None:
         closed = Answer(Verdict(node=node.id, outcome=Outcome.EXCLUDED, reason=excluded), ())
-        return Standing(node, closed, (), local=False, preferred=0.0)
-    inventory, need = node.inventory, spec.need
-    local = spec.weights.model_id in inventory.weights
-    devices = _devices(node, spec.constraints, need.gpus)
-    wanted = max(1, need.gpus)
+        return Standing(node, closed, (), preferred=0.0)
+    devices = _devices(node, spec.constraints, spec.need.gpus)
+    wanted = max(1, spec.need.gpus)
     no: Answer | None = None
     if len(devices) < wanted:
         no = _refused(node, Reason.GPU_COUNT, wanted, len(devices), len(devices))
-    return Standing(node, no, devices, local, _preferred(node, spec.constraints))
+    totals = tuple(sorted([device.usable for device in devices], reverse=True))
+    return Standing(node, no, totals, _preferred(node, spec.constraints))
 
 
-def _answer(standing: Standing, spec: ModelSpec, model: str, room: Room) -> Answer:
+def _answer(standing: Standing, spec: ModelSpec, model: str, room: Room, weights: Weights) -> Answer:
     """`model` is the spec's id, which is costly to make anew for each node."""
-    node, no, devices, local, preferred = standing
+    node, no, _, preferred = standing
     if no is not None:
         return no
-    gpus, memory = spec.need.gpus, spec.need.memory
-    disk = None if local else room.disk(node.id, spec.weights.model_id)
-    if disk is not None and spec.need.disk > max(0, disk):
-        return _refused(node, Reason.DISK, spec.need.disk, max(0, disk), node.inventory.disk_total)
+    need = spec.need
+    gpus, memory, weights_id = need.gpus, need.memory, spec.weights.model_id
+    disk = room.disk(node.id, weights_id)
+    if disk is not None and need.disk > max(0, disk):
+        return _refused(node, Reason.DISK, need.disk, max(0, disk), node.inventory.disk_total)
     wanted = gpus or 1
-    left = room.free_on(node.id)
-    by_free = sorted([(left.get(device.uuid, 0), device.uuid, device) for device in devices], key=BY_FREE)
-    if by_free[-wanted][0] < memory:
+    by_free = room.by_free(node.id, gpus == 0)
+    if gpus and spec.constraints.gpu_model:
+        named = spec.constraints.gpu_model.casefold()
+        by_free = [entry for entry in by_free if named in entry.device.model.casefold()]
+    if by_free[-wanted].size < memory:
         free, _, short = by_free[-wanted]  # the best of those that are still missing decides
         return _refused(node, Reason.GPU_MEMORY if gpus else Reason.MEMORY, memory, max(0, free), short.total, short)
-    first = next(index for index, entry in enumerate(by_free) if entry[0] >= memory)
+    first = next(index for index, entry in enumerate(by_free) if entry.size >= memory)
     chosen = by_free[first : first + wanted]  # the fullest that still fit: large gaps stay for large models
     parts = {
         "spread": 1.0 / (1 + room.copies(model, node.id)),
-        "weights_local": 1.0 if local else 0.0,
+        "weights_local": 1.0 if room.holds(node.id, weights_id) else 0.0,
         "best_fit": _best_fit(chosen, memory),
         "preferred": preferred,
     }
@@ -175,12 +206,12 @@ def _answer(standing: Standing, spec: ModelSpec, model: str, room: Room) -> Answ
         node=node.id,
         outcome=Outcome.FITS,
         need=memory,
-        free=chosen[0][0],
-        capacity=chosen[0][2].total,
-        score=sum([SCORE_WEIGHTS[name] * part for name, part in parts.items()]),
+        free=chosen[0].size,
+        capacity=chosen[0].device.total,
+        score=sum([weights[name] * part for name, part in parts.items()]),
         parts=parts,
     )
-    return Answer(verdict, tuple([uuid for _, uuid, _ in chosen]))
+    return Answer(verdict, tuple([entry.uuid for entry in chosen]))
 
 
 def _score(answer: Answer) -> float:
@@ -236,7 +267,7 @@ def _refused(
     )
 
 
-def _best_fit(chosen: list[tuple[int, str, Device]], memory: int) -> float:
+def _best_fit(chosen: list[Free], memory: int) -> float:
     left = total = 0
     for free, _, device in chosen:
         left += free - memory

@@ -8,13 +8,15 @@ restarts, so that nothing is started that the next pass would stop. A plan appli
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
+from fleet.arrangement import Want, arranged
 from fleet.demand import load_at, moments
 from fleet.draft import GOING_STATES, WANTED_STATES, Draft
 from fleet.reasons import Reason
 from fleet.state import FleetState, ModelRecord, NodeState, ReplicaRecord, ReplicaState, RestartPolicy
 from fleet.steps import Plan, StepKind
-from fleet.victims import idle_moments, make_room
+from fleet.victims import idle_moments, make_room, may_find_room
 
 
 def plan(state: FleetState, now: float) -> Plan:
@@ -24,14 +26,32 @@ def plan(state: FleetState, now: float) -> Plan:
     _remind(draft)
     for model in draft.models:
         _retire(draft, model)
-    for model in draft.models:
-        if model.removing:
-            continue
-        _restart(draft, model)
-        _scale_up(draft, model)
+    for _, equals in groupby(draft.models, key=lambda model: model.spec.priority):
+        _fill(draft, [model for model in equals if not model.removing])
+    return draft.finish()
+
+
+def _fill(draft: Draft, models: list[ModelRecord]) -> None:
+    """Start what is missing of models of one priority, and make room for what does not fit."""
+    for model in models:
+        _resume(draft, model)
+    _arrange(draft, models)
+    for model in models:
+        for want in _wants(draft, model):
+            if want.replica not in draft.acted and not draft.place(want):
+                break  # the next one would get the same answer
         if model.spec.id in draft.refused:
             make_room(draft, model, draft.refused[model.spec.id][1])
-    return draft.finish()
+
+
+def _arrange(draft: Draft, models: list[ModelRecord]) -> None:
+    """Place in another order than that of the models, where more fits then and nobody need go for it."""
+    wants = [want for model in models for want in _wants(draft, model)]
+    better = arranged(draft.room, draft.standings, wants)
+    if better is None or not (better.complete or not any(may_find_room(draft, model) for model in models)):
+        return
+    for want in better.wants:
+        draft.place(want, better.weights)
 
 
 def next_deadline(state: FleetState, after: float) -> float | None:
@@ -201,21 +221,27 @@ def _deadline_passed(draft: Draft, replica: ReplicaRecord) -> bool:
     return any(node.state is NodeState.DRAINING and node.drain_until <= draft.now for node in nodes)
 
 
-def _restart(draft: Draft, model: ModelRecord) -> None:
-    """Start again what failed and has waited, and what nobody acknowledged."""
+def _due_now(draft: Draft, model: ModelRecord, state: ReplicaState) -> Iterator[ReplicaRecord]:
     for replica in draft.replicas[model.spec.id]:
         due = _due(draft.state, replica)
-        if due is None or due > draft.now or replica.id in draft.acted:
-            continue
-        if replica.state is ReplicaState.PLACED and replica.spec_version == model.spec_version:
-            draft.add(StepKind.RESUME, replica, "its start was not acknowledged")
-        elif replica.state is ReplicaState.FAILED and replica.spec_version == model.spec_version:
-            cause = replica.failure.cause if replica.failure else "it failed"
-            draft.place(StepKind.RESTART, model, replica.id, cause)
+        current = replica.state is state and replica.spec_version == model.spec_version
+        if current and due is not None and due <= draft.now and replica.id not in draft.ended:
+            yield replica
 
 
-def _scale_up(draft: Draft, model: ModelRecord) -> None:
-    """Place what is missing; while a rollout is under way only within its surge, and not after it failed."""
+def _resume(draft: Draft, model: ModelRecord) -> None:
+    """Start again what nobody acknowledged."""
+    for replica in _due_now(draft, model, ReplicaState.PLACED):
+        draft.add(StepKind.RESUME, replica, "its start was not acknowledged")
+
+
+def _wants(draft: Draft, model: ModelRecord) -> Iterator[Want]:
+    """What is to be placed: what failed and has waited, then what is missing.
+
+    While a rollout is under way only within its surge, and not after it failed.
+    """
+    for replica in _due_now(draft, model, ReplicaState.FAILED):
+        yield Want(StepKind.RESTART, model, replica.id, replica.failure.cause if replica.failure else "it failed")
     good, old = split(draft, model)
     target = draft.target(model)
     filled = sum(replica.state in WANTED_STATES and replica.id not in draft.ended for replica in good)
@@ -230,5 +256,4 @@ def _scale_up(draft: Draft, model: ModelRecord) -> None:
     for offset in range(missing):
         name = f"{model.spec.id}-{model.next_ordinal + offset}"
         reason = f"{target.reason}, there are {filled + offset}{those}"
-        if not draft.place(StepKind.SCALE_UP, model, name, reason):
-            return  # the next one would get the same answer
+        yield Want(StepKind.SCALE_UP, model, name, reason)

@@ -4,12 +4,24 @@ Disk is taken once for each node and its weights, however many replicas read the
 report to hold them: from then on its own measure of free disk tells.
 """
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import NamedTuple
 
-from fleet.state import HOLDING, FleetState, NodeRecord, ReplicaRecord, ReplicaState, ShardAssignment
+from fleet.state import CPU, HOLDING, Device, FleetState, NodeRecord, ReplicaRecord, ReplicaState, ShardAssignment
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
+
+class Free(NamedTuple):
+    """A device with what is free on it; below zero where others grew into what is reserved."""
+
+    size: int
+    uuid: str
+    device: Device
+
+
+BY_FREE = itemgetter(0, 1)
+"""Free bytes, then uuid: devices are not compared any further."""
+
 NO_WEIGHTS: frozenset[str] = frozenset()
 LEAVING = HOLDING - {ReplicaState.PLACED, ReplicaState.STARTING, ReplicaState.SERVING}
 """States in which a replica holds memory and is no copy to spread from: it is going."""
@@ -22,6 +34,8 @@ class Room:
         self.nodes: tuple[NodeRecord, ...] = tuple(sorted(nodes, key=lambda node: node.id))
         """In the order of their ids, so that equal nodes are always chosen alike."""
         self._free = {node.id: {device.uuid: device.usable for device in node.inventory.devices} for node in self.nodes}
+        self._devices = {node.id: _sides(node) for node in self.nodes}
+        self._sorted: dict[tuple[str, bool], list[Free]] = {}
         self._disk = {node.id: node.inventory.disk_free for node in self.nodes}
         self._held = {node.id: frozenset(node.inventory.weights) for node in self.nodes}
         self._fetched: dict[tuple[str, str], tuple[int, int]] = {}
@@ -40,6 +54,8 @@ class Room:
         other = Room((), ())
         other.nodes = self.nodes
         other._free = {node: dict(devices) for node, devices in self._free.items()}
+        other._devices = self._devices
+        other._sorted = dict(self._sorted)
         other._disk = dict(self._disk)
         other._held = self._held
         other._fetched = dict(self._fetched)
@@ -51,9 +67,20 @@ class Room:
         """Free bytes; below zero where foreign processes grew into what is reserved."""
         return self._free.get(node, {}).get(device, 0)
 
-    def free_on(self, node: str) -> Mapping[str, int]:
-        """Free bytes of each device of one node; not to be kept, as it changes."""
-        return self._free.get(node, NOTHING)
+    def by_free(self, node: str, on_cpu: bool) -> list[Free]:
+        """One node's RAM, or its GPUs, the fullest first; kept until something changes there, so not to be changed."""
+        key = node, on_cpu
+        found = self._sorted.get(key)
+        if found is None:
+            left = self._free[node]
+            found = [Free(left.get(device.uuid, 0), device.uuid, device) for device in self._devices[node][not on_cpu]]
+            found.sort(key=BY_FREE)
+            self._sorted[key] = found
+        return found
+
+    def holds(self, node: str, weights: str) -> bool:
+        """Whether the node reports to have these weights whole."""
+        return weights in self._held.get(node, NO_WEIGHTS)
 
     def disk(self, node: str, weights: str) -> int | None:
         """Bytes of disk free for weights; None where they are there or on their way, and need no more.
@@ -109,6 +136,8 @@ class Room:
         for shard in shards:
             self._copies[model, shard.node] = self._copies.get((model, shard.node), 0) - sign
             self._changed.append(shard.node)
+            self._sorted.pop((shard.node, True), None)
+            self._sorted.pop((shard.node, False), None)
             devices = self._free.setdefault(shard.node, {})
             for share in shard.devices:
                 devices[share.uuid] = devices.get(share.uuid, 0) + sign * share.memory
@@ -124,6 +153,14 @@ class Room:
         if before + count == 0:
             self._disk[shard.node] += size
             del self._fetched[key]
+
+
+def _sides(node: NodeRecord) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
+    devices = node.inventory.devices
+    return (
+        tuple([device for device in devices if device.uuid == CPU]),
+        tuple([device for device in devices if device.uuid != CPU]),
+    )
 
 
 def room_of(state: FleetState) -> Room:

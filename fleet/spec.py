@@ -4,6 +4,7 @@ import hashlib
 import re
 import unicodedata
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import (
@@ -71,6 +72,7 @@ class Format(StrEnum):
     SAFETENSORS = "safetensors"
 
 
+@lru_cache(maxsize=8192)  # a pass asks for each model's id again and again
 def safe_id(name: str) -> str:
     """A name for ids, files and queues: `[a-z0-9-]`, at most 49 characters, different for different names.
 

@@ -6,6 +6,8 @@ seconds since the epoch, memory and disk are bytes.
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from fleet.reasons import Failure, Reason
 from fleet.records import Record
 from fleet.spec import Engine, ModelSpec
@@ -187,7 +189,7 @@ class Verdict(Record):
     """The pid that holds most of them; 0 where it is not known."""
     score: float = 0.0
     """The sum of `parts`; the highest wins."""
-    parts: dict[str, float] = {}
+    parts: dict[str, float] = Field(default_factory=dict)  # a plain {} is copied deeply for each of a million verdicts
     """Each part of the score by name, 0 to 1."""
 
 

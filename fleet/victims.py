@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fleet.demand import PAST_S, load_at
 from fleet.draft import CAN_GO, GOING_STATES, Draft
-from fleet.placement import CLOSED, Candidates, place
+from fleet.placement import Candidates, place
 from fleet.render import size
 from fleet.room import Room
 from fleet.state import Decision, ModelRecord, NodeRecord, ReplicaRecord, ReplicaState
@@ -27,14 +27,11 @@ class Freed(NamedTuple):
 
 def make_room(draft: Draft, model: ModelRecord, replica: str) -> None:
     """Add the steps that make room for one replica that was refused, if there is a way."""
-    going = [
-        other
-        for others in draft.replicas.values()
-        for other in others
-        if other.state in GOING_STATES or (other.id in draft.ended and other.state in CAN_GO)
-    ]
+    if not may_find_room(draft, model):
+        return  # the most common case by far: it waits, as it did before
+    going = _going(draft)
     ahead = _without(draft, going)
-    asked = Candidates(model.spec, ahead)
+    asked = Candidates(model.spec, ahead, draft.standings)
     decision = place(model.spec, replica, ahead, asked)
     if not decision.shards:
         freed = (
@@ -55,6 +52,25 @@ def idle_moments(models: Iterable[ModelRecord], replicas: dict[str, list[Replica
         since = _served_since(held)
         if held and since is not None and model.spec.scaling is not None and model.spec.scaling.min == 0:
             yield max(model.used_at, model.applied_at, since) + EVICT_IDLE_S + PAST_S
+
+
+def may_find_room(draft: Draft, model: ModelRecord) -> bool:
+    """Whether anything goes, or may be ended for it; False means that it waits for others."""
+    return (
+        bool(_going(draft))
+        or model.spec.rollout.recreate
+        or any(other.spec.priority < model.spec.priority for other in draft.models if draft.replicas[other.spec.id])
+        or bool(_idle(draft, model))
+    )
+
+
+def _going(draft: Draft) -> list[ReplicaRecord]:
+    return [
+        other
+        for others in draft.replicas.values()
+        for other in others
+        if other.state in GOING_STATES or (other.id in draft.ended and other.state in CAN_GO)
+    ]
 
 
 def _without(draft: Draft, going: list[ReplicaRecord]) -> Room:
@@ -86,25 +102,12 @@ def _recreate(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Fr
 
 def _evict(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed | None:
     """Idle models that may go to zero, the least recently used first."""
-    idle = sorted(
-        (
-            other
-            for other in draft.models
-            if other.spec.id != model.spec.id
-            and other.spec.id not in draft.placing
-            and not other.removing
-            and other.spec.scaling is not None
-            and other.spec.scaling.min == 0
-            and other.spec.priority <= model.spec.priority
-            and draft.now - _idle_since(draft, other) >= EVICT_IDLE_S
-        ),
-        key=lambda other: (_idle_since(draft, other), other.spec.id),
-    )
+    idle = _idle(draft, model)
     if not idle:
         return None
     chosen: list[ModelRecord] = []
     room = ahead.copy()
-    asked = Candidates(model.spec, room)
+    asked = Candidates(model.spec, room, draft.standings)
     for other in idle:
         held = _standing(draft, other)
         if not held:
@@ -131,6 +134,23 @@ def _evict(draft: Draft, model: ModelRecord, replica: str, ahead: Room) -> Freed
     for victim in victims:
         draft.end(StepKind.EVICT, victim, f"idle, and {model.spec.name} needs the room: {_frees(victim)}")
     return Freed(place(model.spec, replica, room, asked), victims)
+
+
+def _idle(draft: Draft, model: ModelRecord) -> list[ModelRecord]:
+    return sorted(
+        (
+            other
+            for other in draft.models
+            if other.spec.scaling is not None
+            and other.spec.scaling.min == 0
+            and other.spec.id != model.spec.id
+            and other.spec.id not in draft.placing
+            and not other.removing
+            and other.spec.priority <= model.spec.priority
+            and draft.now - _idle_since(draft, other) >= EVICT_IDLE_S
+        ),
+        key=lambda other: (_idle_since(draft, other), other.spec.id),
+    )
 
 
 def _idle_since(draft: Draft, model: ModelRecord) -> float:
@@ -164,7 +184,7 @@ def _preempt(draft: Draft, model: ModelRecord, replica: str, ahead: Room, asked:
     costs = [
         (_cost(draft, victims), node, victims)
         for index, node in enumerate(ahead.nodes)
-        if node.state not in CLOSED
+        if asked.could_fit(index)
         and (victims := _for_node(draft, index, ahead, asked, lower.get(node.id, []))) is not None
     ]
     label = model.spec.constraints.interconnect if model.spec.shards > 1 else ""
