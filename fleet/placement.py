@@ -33,6 +33,9 @@ CLOSED = {
     NodeState.DRAINING: Reason.NODE_DRAINING,
 }
 
+SLICE = "MIG-"
+"""Begins the uuid of a part of a GPU: CUDA shows a process one of them only, so they are never taken together."""
+
 NOT_FITTING = float("-inf")
 """The score of a node that does not fit: beneath any other."""
 
@@ -245,7 +248,13 @@ def _devices(node: NodeRecord, constraints: Constraints, gpus: int) -> tuple[Dev
         return tuple([device for device in devices if device.uuid == CPU])
     model = constraints.gpu_model.casefold()
     return tuple(
-        [device for device in devices if device.uuid != CPU and (not model or model in device.model.casefold())]
+        [
+            device
+            for device in devices
+            if device.uuid != CPU
+            and (not model or model in device.model.casefold())
+            and (gpus == 1 or not device.uuid.startswith(SLICE))
+        ]
     )
 
 

@@ -276,7 +276,7 @@ async def test_a_real_engine_asks_for_it_and_nobody_else_learns_it(tmp_path: Pat
             process = entry.process
             assert process is not None
 
-            async with httpx.AsyncClient(base_url=entry.endpoint, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=entry.endpoint, trust_env=False, timeout=60) as client:
                 body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
                 assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
                 assert (await client.get("/metrics")).status_code == 401
@@ -285,6 +285,7 @@ async def test_a_real_engine_asks_for_it_and_nobody_else_learns_it(tmp_path: Pat
             assert ADAPTERS[Engine.LLAMACPP].in_flight(await probe.metrics(entry.endpoint) or "") == 0
             keys = EngineKeys(path)
             async with gateway(keys=keys) as front:
+                front.client.timeout = httpx.Timeout(60)
                 front.source.set("tiny", entry.endpoint)
                 await front.table.refresh()
                 answer = await front.chat("tiny", messages=body["messages"], max_tokens=1)

@@ -36,7 +36,14 @@ LAUNCH = Launch(
     memory=8 * GIB,
     args=("n_batch=64",),
 )
-ON_GPUS = replace(LAUNCH, entry="", gpus=("GPU-1", "GPU-2"), args=("--dtype", "half"))
+ON_GPUS = replace(
+    LAUNCH,
+    entry="",
+    gpus=("GPU-1", "GPU-2"),
+    gpu_total=80 * GIB,
+    gpu_free=16 * GIB,
+    args=("--dtype", "half"),
+)
 
 
 def test_llamacpp_command() -> None:
@@ -51,6 +58,7 @@ def test_llamacpp_command() -> None:
         "--alias=tiny",
         "--context=8192",
         "--parallel=4",
+        "--gpus=0",
         "--",
         "n_batch=64",
     ]
@@ -61,7 +69,7 @@ def test_vllm_command_on_gpus() -> None:
     assert " ".join(adapter.command(Path("/env/bin/python"), ON_GPUS)) == (
         "/env/bin/python -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port 21005 "
         "--model /data/weights/tiny-abc --served-model-name tiny --max-model-len 2048 --max-num-seqs 4 "
-        "--shutdown-timeout 5 --tensor-parallel-size 2 --dtype half"
+        "--shutdown-timeout 5 --tensor-parallel-size 2 --gpu-memory-utilization 0.1000 --dtype half"
     )
     assert adapter.environment(ON_GPUS) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
 
@@ -77,7 +85,7 @@ def test_sglang_command() -> None:
     assert " ".join(ADAPTERS[Engine.SGLANG].command(Path("/env/bin/python"), ON_GPUS)) == (
         "/env/bin/python -m sglang.launch_server --host 127.0.0.1 --port 21005 --model-path /data/weights/tiny-abc "
         "--served-model-name tiny --context-length 2048 --max-running-requests 4 --enable-metrics "
-        "--tensor-parallel-size 2 --dtype half"
+        "--tensor-parallel-size 2 --mem-fraction-static 0.4015 --dtype half"
     )
 
 

@@ -104,6 +104,11 @@ class Adapter(Protocol):
         """Why it ended, from its exit and the end of its log."""
 
 
+def fraction(part: int, whole: int) -> str:
+    """A share as engines take it, such as `0.1499`: rounded down, as its memory was reserved and no more."""
+    return f"{min(9999, max(1, part * 10_000 // max(1, whole))) / 10_000:.4f}"
+
+
 Pattern = tuple[re.Pattern[str], Reason]
 
 

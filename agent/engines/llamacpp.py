@@ -56,6 +56,7 @@ class LlamaCpp:
             # llama.cpp divides its context among its slots, so that each request gets its whole length this way
             f"--context={launch.context_length * launch.concurrency}",
             f"--parallel={launch.concurrency}",
+            f"--gpus={len(launch.gpus)}",
             "--",
             *launch.args,
         ]

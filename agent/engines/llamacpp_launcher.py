@@ -41,6 +41,10 @@ SHUT = frozenset(
 TRUE, FALSE = frozenset({"true", "1", "on", "yes"}), frozenset({"false", "0", "off", "no"})
 
 
+ALL_LAYERS = 9999
+"""More than any model has; fewer can be asked for by an argument, the rest then runs on the CPU."""
+
+
 class ArgumentError(Exception):
     """An extra argument cannot be used; the text says which and why."""
 
@@ -54,6 +58,7 @@ def main() -> int:
     parser.add_argument("--alias", required=True)
     parser.add_argument("--context", required=True, type=int)
     parser.add_argument("--parallel", required=True, type=int)
+    parser.add_argument("--gpus", required=True, type=int)
     parser.add_argument("extra", nargs="*")
     given = parser.parse_args()
     params = xllamacpp.CommonParams()
@@ -61,6 +66,7 @@ def main() -> int:
     params.fit_params = False
     # Its prompt cache in RAM grows to 8 GiB beside what was reserved for it; one that is asked for is the operator's.
     params.cache_ram_mib = 0
+    bind(params, given.gpus)
     try:
         apply(params, given.extra)
     except ArgumentError as error:
@@ -84,6 +90,16 @@ def main() -> int:
     say(f"llmgw: serving at {server.listening_address}")
     while True:
         signal.pause()
+
+
+def bind(params: xllamacpp.CommonParams, gpus: int) -> None:
+    """All layers on the GPUs it was given, in equal parts, as the same is reserved on each; on none without any.
+
+    How much it takes follows from weights, context and slots: llama.cpp has no limit to set.
+    """
+    params.n_gpu_layers = ALL_LAYERS if gpus else 0
+    if gpus > 1:
+        params.tensor_split = [1.0] * gpus + [0.0] * (len(params.tensor_split) - gpus)
 
 
 def apply(params: object, extra: Sequence[str]) -> None:

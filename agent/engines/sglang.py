@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.engines.adapter import ExitStatus, Launch, diagnose, gauge_sum, patterns
+from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
@@ -28,6 +28,18 @@ TABLE = patterns(
     ),
     (r"No module named", Reason.INSTALL_FAILED),
 )
+
+
+DYNAMIC = int(1.5 * 1024**3)
+"""Activations and CUDA graphs of a GPU, which SGLang takes beside its static memory; `fleet/fit.py` adds as much."""
+DYNAMIC_SHARE = 0.05
+"""Of the weights on a GPU, for the same."""
+
+
+def static_memory(launch: Launch) -> int:
+    """Bytes on each GPU for weights and KV cache: what is reserved, less what comes and goes with the requests."""
+    dynamic = DYNAMIC + int(DYNAMIC_SHARE * launch.weights_size / len(launch.gpus))
+    return max(launch.memory - dynamic, launch.memory // 2)  # a small reservation was made by hand: half of it each
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,8 @@ class SgLang:
         ]
         if launch.gpus:
             command += ["--tensor-parallel-size", str(len(launch.gpus))]
+            # of what is free as it starts, others' memory left out
+            command += ["--mem-fraction-static", fraction(static_memory(launch), launch.gpu_free)]
         else:
             command += ["--device", "cpu"]
         if launch.trust_remote_code:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.engines.adapter import ExitStatus, Launch, diagnose, gauge_sum, patterns
+from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
@@ -73,6 +73,8 @@ class Vllm:
         ]
         if launch.gpus:
             command += ["--tensor-parallel-size", str(len(launch.gpus))]
+            # of all the GPU has: vLLM leaves out of the sum what others hold on it
+            command += ["--gpu-memory-utilization", fraction(launch.memory, launch.gpu_total)]
         else:
             # compiling takes half a minute of each cold start on a CPU and gains little there
             command += ["--enforce-eager"]
