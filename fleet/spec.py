@@ -76,7 +76,8 @@ class Format(StrEnum):
 def safe_id(name: str) -> str:
     """A name for ids, files and queues: `[a-z0-9-]`, at most 49 characters, different for different names.
 
-    A name that is already safe is its own id; any other gets eight hex digits of its SHA-256 appended.
+    A name that is safe already, and has at most 40 characters, is its own id; any other gets eight hex digits of its
+    SHA-256 appended.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:SAFE_ID_CHARS].strip("-")
     if slug == name:

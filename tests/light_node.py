@@ -62,10 +62,13 @@ class LightNode:
         start: Start = at_once,
         terms: LeaseTerms | None = None,
         cell: str = "main",
+        url: str = "",
     ) -> None:
+        """`url` is where all its engines answer; without it each has an endpoint that nobody reaches."""
         self.client = client
         self.name = name
         self.cell = cell
+        self.url = url
         self.start = start
         self.terms = terms or LeaseTerms(heartbeat_timeout_s=2, grace_s=1)
         self.incarnation = uuid.uuid4().hex[:12]
@@ -168,7 +171,7 @@ class LightNode:
             await self.start(request)
         finally:
             beat.cancel()
-        endpoint = f"http://{self.name}/{request.shard.replica}"
+        endpoint = self.url or f"http://{self.name}/{request.shard.replica}"
         self.running[request.shard] = RunningShard(shard=request.shard, pid=1, endpoint=endpoint, ready=True)
         return StartedShard(shard=request.shard, node=self.name, pid=1, endpoint=endpoint, weights_outcome="local")
 
