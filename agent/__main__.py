@@ -115,7 +115,7 @@ def compose(
     ledger, supervisor, outbox = Ledger(layout.ledger), Supervisor(layout), Outbox()
     weights = WeightStore(layout.weights, int(config.keep_free))
     installs = Installs(layout.engines, config.engines, ADAPTERS)
-    watch = Watch(config.node, ledger, supervisor, probe, ADAPTERS, outbox.put)
+    watch = Watch(config.node, ledger, supervisor, probe, ADAPTERS, outbox.put, hung_after_s=config.hung_after_s)
     starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, probe, watch, keys)
     take = functools.partial(_measure, config, starter, layout)
     turns = Turns(config.node, starter, left_running=lambda: membership.rejoin())

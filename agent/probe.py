@@ -62,3 +62,11 @@ class Probe:
         except httpx.HTTPError:
             return None
         return response.text if response.status_code == httpx.codes.OK else ""
+
+    async def patient_metrics(self, endpoint: str, timeout_s: float) -> str | None:
+        """The text of `/metrics` however late; empty where it answers with an error, None where nothing came."""
+        try:
+            response = await self._http.get(f"{endpoint}/metrics", timeout=timeout_s)
+        except httpx.HTTPError:
+            return None
+        return response.text if response.status_code == httpx.codes.OK else ""

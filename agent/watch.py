@@ -1,4 +1,4 @@
-"""Watches the engines that serve: an end within 0.2 s, a health that stays bad, each with its cause."""
+"""Watches the engines that serve: an end within 0.2 s, a health that stays bad, work that stands still."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from agent.layout import shard_key
 from agent.ledger import Entry, Ledger
 from agent.probe import Health, Probe
 from agent.supervisor import EngineProcess, Supervisor
+from agent.work import LATE_AFTER_S, Work
 from fleet.reasons import Failure, Reason, StepError
 from fleet.spec import Engine
 
@@ -20,8 +21,8 @@ EXIT_POLL_S = 0.1
 HEALTH_POLL_S = 2.0
 UNHEALTHY_AFTER_S = 15.0
 """A busy engine can miss a look or two; one that answers nothing but errors for this long serves nobody."""
-LATE_AFTER_S = 120.0
-"""Late is not dead: an engine full of long prompts has answered after half a minute. One that hangs never does."""
+HUNG_AFTER_S = 300.0
+"""Where nobody says otherwise: as long as SGLang itself grants one batch, and a hundred times what one takes."""
 
 
 class Watch:
@@ -37,6 +38,7 @@ class Watch:
         report: Callable[[ShardChange], None],
         *,
         unhealthy_after_s: float = UNHEALTHY_AFTER_S,
+        hung_after_s: float = HUNG_AFTER_S,
     ) -> None:
         self._node = node
         self._ledger = ledger
@@ -45,6 +47,7 @@ class Watch:
         self._adapters = adapters
         self._report = report
         self._unhealthy_after_s = unhealthy_after_s
+        self._hung_after_s = hung_after_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, entry: Entry) -> None:
@@ -97,7 +100,10 @@ class Watch:
         return failure.model_copy(update={"node": self._node})
 
     async def _watch(self, entry: Entry, process: EngineProcess) -> None:
-        health = asyncio.create_task(self._watch_health(entry), name=f"health {entry.shard.replica}")
+        work = Work(self._probe, self._adapters[entry.engine], entry.endpoint, self._hung_after_s)
+        looks = [asyncio.create_task(self._watch_health(entry, work), name=f"health {entry.shard.replica}")]
+        if entry.shard.rank == 0:  # of a gang, rank 0 alone has counters, and they stand still when any other hangs
+            looks.append(asyncio.create_task(work.run(), name=f"work {entry.shard.replica}"))
         try:
             while True:
                 status = self._supervisor.ended(process)
@@ -105,29 +111,35 @@ class Watch:
                     break
                 await asyncio.sleep(EXIT_POLL_S)
         finally:
-            health.cancel()
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
         await self.bury(entry, status)
 
-    async def _watch_health(self, entry: Entry) -> None:
+    async def _watch_health(self, entry: Entry, work: Work) -> None:
         path = self._adapters[entry.engine].health_path
         good = time.monotonic()
         reported = False
         while True:
             answer = await self._probe.health(entry.endpoint, path)
-            patience = LATE_AFTER_S if answer.health is Health.LATE else self._unhealthy_after_s
-            if answer.health is Health.SERVING:
-                good, reported = time.monotonic(), False
-            elif not reported and time.monotonic() - good >= patience:
-                reported = True
-                seconds = f"{time.monotonic() - good:.0f} s"
-                failure = Failure(
-                    reason=Reason.ENGINE_GONE, detail=f"unhealthy for {seconds}: {answer.detail}", node=self._node
-                )
-                logger.error(
-                    "engine unhealthy replica=%s generation=%d: %s",
-                    entry.shard.replica,
-                    entry.shard.generation,
-                    failure.detail,
-                )
-                self._report(ShardChange(shard=entry.shard, health=ShardHealth.UNHEALTHY, failure=failure))
-            await asyncio.sleep(min(HEALTH_POLL_S, self._unhealthy_after_s))
+            now = time.monotonic()
+            hung = work.why_hung() if entry.shard.rank == 0 else ""
+            if answer.health is Health.SERVING and not hung:
+                good, reported = now, False
+            elif not reported and answer.health is Health.SERVING:
+                reported = self._unhealthy(entry, f"hangs: {path} is fine, but {hung}")
+            elif not reported:
+                if answer.health is Health.LATE:
+                    good = max(good, work.moved_at)  # busy is not dead
+                patience = LATE_AFTER_S if answer.health is Health.LATE else self._unhealthy_after_s
+                if now - good >= patience:
+                    reported = self._unhealthy(entry, f"unhealthy for {now - good:.0f} s: {answer.detail}")
+            await asyncio.sleep(min(HEALTH_POLL_S, self._unhealthy_after_s, self._hung_after_s))
+
+    def _unhealthy(self, entry: Entry, detail: str) -> bool:
+        failure = Failure(reason=Reason.ENGINE_GONE, detail=detail, node=self._node)
+        logger.error(
+            "engine unhealthy replica=%s generation=%d: %s", entry.shard.replica, entry.shard.generation, detail
+        )
+        self._report(ShardChange(shard=entry.shard, health=ShardHealth.UNHEALTHY, failure=failure))
+        return True

@@ -166,6 +166,8 @@ class AgentConfig(Section):
     engines: dict[Engine, EngineConfig] = {Engine.LLAMACPP: EngineConfig()}
     trust_remote_code: bool = False
     """Whether engines may run Python that came with a model, where the model asks for it too."""
+    hung_after_s: Annotated[float, Field(ge=1)] = 300.0
+    """An engine that has requests and shows no progress for so long hangs, whatever its health says."""
     lease: LeaseConfig = LeaseConfig()
     tracing: TracingConfig = TracingConfig()
 

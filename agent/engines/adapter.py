@@ -1,5 +1,6 @@
 """What the agent must know of an engine, as one small contract."""
 
+import math
 import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -100,6 +101,9 @@ class Adapter(Protocol):
     def tokens(self, metrics: str) -> int | None:
         """Tokens read and written since it started, from the same text; None where it does not say."""
 
+    def progress(self, metrics: str) -> tuple[float, ...]:
+        """Whatever moves while it works, from the same text, and stands still when it hangs; empty where it is mute."""
+
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         """Why it ended, from its exit and the end of its log."""
 
@@ -141,9 +145,9 @@ def _detail(line: str, status: ExitStatus) -> str:
     return f"{shown} ({status.sentence})"
 
 
-def gauge_sum(metrics: str, names: Sequence[str]) -> int | None:
-    """The sum of Prometheus samples with one of these names, over all labels; None where none is there."""
-    found = None
+def samples(metrics: str, names: Sequence[str]) -> tuple[float, ...]:
+    """The values of Prometheus samples with one of these names, over all labels, in the order they stand there."""
+    found = []
     for line in metrics.splitlines():
         name, _, _ = line.partition(" ")
         if name.partition("{")[0] not in names:
@@ -152,5 +156,12 @@ def gauge_sum(metrics: str, names: Sequence[str]) -> int | None:
             value = float(line.rsplit("}", 1)[-1].split()[0 if "}" in line else 1])
         except (ValueError, IndexError):
             continue
-        found = (found or 0) + int(value)
-    return found
+        if math.isfinite(value):
+            found.append(value)
+    return tuple(found)
+
+
+def gauge_sum(metrics: str, names: Sequence[str]) -> int | None:
+    """Their sum, in whole numbers; None where none is there."""
+    found = samples(metrics, names)
+    return int(sum(found)) if found else None

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.engines.adapter import ExitStatus, Launch, diagnose, gauge_sum, patterns
+from agent.engines.adapter import ExitStatus, Launch, diagnose, gauge_sum, patterns, samples
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
@@ -70,6 +70,12 @@ class LlamaCpp:
 
     def tokens(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"))
+
+    def progress(self, metrics: str) -> tuple[float, ...]:
+        # The tokens it wrote are counted at the end of a request only; n_decode_total moves with every batch.
+        return samples(
+            metrics, ("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total")
+        )
 
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail, clean=lambda line: _STAMP.sub("", line).strip())

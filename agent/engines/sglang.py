@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns
+from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns, samples
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
@@ -95,6 +95,18 @@ class SgLang:
 
     def tokens(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("sglang:prompt_tokens_total", "sglang:generation_tokens_total"))
+
+    def progress(self, metrics: str) -> tuple[float, ...]:
+        # Its totals are counted at the end of a request only; what its cache holds moves before.
+        return samples(
+            metrics,
+            (
+                "sglang:prompt_tokens_total",
+                "sglang:generation_tokens_total",
+                "sglang:num_used_tokens",
+                "sglang:token_usage",
+            ),
+        )
 
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail)

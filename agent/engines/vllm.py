@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns
+from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns, samples
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
@@ -96,6 +96,12 @@ class Vllm:
 
     def tokens(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"))
+
+    def progress(self, metrics: str) -> tuple[float, ...]:
+        # The last moves while a long prompt is read, whose tokens are counted at its end.
+        return samples(
+            metrics, ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:kv_cache_usage_perc")
+        )
 
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail)

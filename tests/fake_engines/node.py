@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.node_contract import ShardChange, ShardRef, StartShard
-from agent.engines.adapter import Adapter, ExitStatus, Launch, diagnose, gauge_sum, patterns
+from agent.engines.adapter import Adapter, ExitStatus, Launch, diagnose, gauge_sum, patterns, samples
 from agent.install import Installs
 from agent.inventory import measure, reserved
 from agent.layout import Layout
@@ -59,6 +59,9 @@ class FakeAdapter:
     def tokens(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("fake_tokens_total",))
 
+    def progress(self, metrics: str) -> tuple[float, ...]:
+        return samples(metrics, ("fake_tokens_total",))
+
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         return diagnose(TABLE, status, tail)
 
@@ -73,6 +76,7 @@ class FakeNode:
     python: Path = field(default_factory=lambda: Path(sys.executable))
     ports: tuple[int, int] = (0, 0)
     unhealthy_after_s: float = 15.0
+    hung_after_s: float = 300.0
     settings: dict[str, Any] = field(default_factory=dict)
     machine: Machine = field(default_factory=ThisMachine)
 
@@ -105,6 +109,7 @@ class FakeNode:
             adapters,
             self.changes.append,
             unhealthy_after_s=self.unhealthy_after_s,
+            hung_after_s=self.hung_after_s,
         )
         self.starter = Starter(
             self.config,
