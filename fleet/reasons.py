@@ -51,6 +51,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     BAD_FLAG = "bad_flag"
     PORT_IN_USE = "port_in_use"
+    RENDEZVOUS = "rendezvous"
     EXITED = "exited"
     NEVER_READY = "never_ready"
     ENGINE_GONE = "engine_gone"
@@ -108,6 +109,9 @@ REASONS: dict[Reason, Meaning] = {
     Reason.OUT_OF_MEMORY: Meaning("placement", True, "lower the context length or ask for more memory"),
     Reason.BAD_FLAG: Meaning("placement", False, "correct the engine arguments"),
     Reason.PORT_IN_USE: Meaning("placement", True, "another process holds the port; a new one is chosen next time"),
+    Reason.RENDEZVOUS: Meaning(
+        "placement", True, "check that the replica's nodes reach each other at the addresses of their agent.yaml"
+    ),
     Reason.EXITED: Meaning("placement", True, "read the engine's log: `ctl replica logs ID`"),
     Reason.NEVER_READY: Meaning("placement", True, "raise the start deadline or read the engine's log"),
     Reason.ENGINE_GONE: Meaning("placement", True, "nothing to do: the fleet restarts it"),

@@ -1,5 +1,6 @@
 """What tests share: one real Temporal dev server per session, with our plugin and search attributes."""
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities import contract
 from runtime.temporal import llmgw_plugin, register_search_attributes
-from tests.real_engine import prepare
+from tests.real_engine import VLLM, prepare, prepare_vllm
 
 WITHOUT_ENGINE = pytest.StashKey[str]()
 
@@ -39,6 +40,15 @@ def real_engine(pytestconfig: pytest.Config) -> None:
     why = pytestconfig.stash.get(WITHOUT_ENGINE, "")
     if why:
         pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def real_vllm() -> Path:
+    """The interpreter of a real vLLM for a CPU, brought now if it is not there."""
+    why = prepare_vllm()
+    if why:
+        pytest.skip(why)
+    return Path(os.environ[VLLM])
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 
 from activities.node_contract import ShardRef
 from agent.engines import ADAPTERS
-from agent.engines.adapter import MAX_LINE, ExitStatus, Launch, gauge_sum
+from agent.engines.adapter import MAX_LINE, ExitStatus, Gang, Launch, gauge_sum, samples
 from agent.layout import Layout
 from agent.probe import Health, Probe
 from agent.supervisor import EngineProcess, Supervisor
@@ -36,6 +36,7 @@ LAUNCH = Launch(
     memory=8 * GIB,
     args=("n_batch=64",),
 )
+GANG = Gang(nodes=2, rank=1, address="10.0.0.1", port=29500, timeout_s=60, interface="eth1")
 ON_GPUS = replace(
     LAUNCH,
     entry="",
@@ -90,6 +91,37 @@ def test_sglang_command() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rank", "flags"),
+    [
+        (0, "--distributed-executor-backend mp --distributed-timeout-seconds 60 --dtype half"),
+        (1, "--distributed-executor-backend mp --distributed-timeout-seconds 60 --headless --dtype half"),
+    ],
+)
+def test_vllm_in_a_gang(rank: int, flags: str) -> None:
+    launch = replace(ON_GPUS, host="10.0.0.2", gang=replace(GANG, rank=rank))
+    command = " ".join(ADAPTERS[Engine.VLLM].command(Path("p"), launch))
+    assert "--tensor-parallel-size 4 " in command, "two nodes of two GPUs"
+    assert command.endswith(f"--nnodes 2 --node-rank {rank} --master-addr 10.0.0.1 --master-port 29500 {flags}")
+    assert ADAPTERS[Engine.VLLM].environment(launch) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
+        "VLLM_HOST_IP": "10.0.0.2",
+        "NCCL_SOCKET_IFNAME": "eth1",
+        "GLOO_SOCKET_IFNAME": "eth1",
+    }
+    on_cpus = replace(launch, gpus=())
+    assert "--tensor-parallel-size 2 " in " ".join(ADAPTERS[Engine.VLLM].command(Path("p"), on_cpus))
+
+
+def test_sglang_in_a_gang() -> None:
+    launch = replace(ON_GPUS, gang=replace(GANG, address="fd00::1", interface=""))
+    assert " ".join(ADAPTERS[Engine.SGLANG].command(Path("p"), launch)).endswith(
+        "--tensor-parallel-size 4 --nnodes 2 --node-rank 1 --dist-init-addr [fd00::1]:29500 --dist-timeout 60 "
+        "--dtype half"
+    )
+    assert ADAPTERS[Engine.SGLANG].environment(launch) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+
+
+@pytest.mark.parametrize(
     ("engine", "gpus", "packages"),
     [
         (Engine.LLAMACPP, False, ("xllamacpp==7",)),
@@ -128,6 +160,12 @@ def test_in_flight(engine: Engine, metrics: str, count: int | None) -> None:
 @pytest.mark.parametrize("line", ["m", "m ", "m x", "m{", "m{} ", "{} 1", "m 1 1700000000"])
 def test_metrics_that_are_not_as_expected_do_not_break_it(line: str) -> None:
     assert gauge_sum(f"{line}\n", ("m",)) in (None, 1)
+
+
+def test_samples_of_all_labels_and_none_that_is_no_number() -> None:
+    metrics = '# TYPE m gauge\nm{a="x y"} 1.5\nm{a="}"} 2\nm NaN\nm_sum 7\nother 3\nm 1e3\n'
+    assert samples(metrics, ("m", "other")) == (1.5, 2.0, 3.0, 1000.0)
+    assert gauge_sum(metrics, ("m",)) == 1003
 
 
 # Lines as the engines wrote them: llama.cpp from this machine, vLLM from its measured starts.
@@ -172,8 +210,7 @@ DIAGNOSES = [
         ("(Worker pid=7) safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge\n"
         "RuntimeError: Engine core initialization failed."),
         Reason.WEIGHTS_CORRUPT,
-        ("(Worker pid=7) safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge "
-        "(exit code 1)"),
+        "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge (exit code 1)",
     ),
     (
         Engine.VLLM,

@@ -16,6 +16,31 @@ MAX_LINE = 300
 
 
 @dataclass(frozen=True)
+class Gang:
+    """One shard's place among those of its replica, each on a node of its own."""
+
+    nodes: int
+    rank: int
+    address: str
+    """Of rank 0's node, where the others find it."""
+    port: int
+    """Of the rendezvous, reserved on rank 0's node."""
+    timeout_s: int
+    """For all to come, and for each step they take together."""
+    interface: str = ""
+    """The network interface that has this node's address; empty: the engine looks for one itself."""
+
+    @property
+    def meeting_point(self) -> str:
+        """`address:port`."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+    def sockets(self) -> dict[str, str]:
+        """The variables that hold NCCL and Gloo to the interface: left to themselves they may take a bridge."""
+        return dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), self.interface) if self.interface else {}
+
+
+@dataclass(frozen=True)
 class Launch:
     """One engine process to be started. Sizes are bytes."""
 
@@ -43,6 +68,13 @@ class Launch:
     """Whether it may run Python that stands beside the weights."""
     key: str = field(default="", repr=False)
     """What it asks of its clients; "": nothing. Reaches it by its environment, never on a command line."""
+    gang: Gang | None = None
+    """None: one shard is the whole replica."""
+
+    @property
+    def parallel(self) -> int:
+        """Over how many devices each layer is split: all those of the replica; a node without a GPU is one."""
+        return max(1, len(self.gpus)) * (self.gang.nodes if self.gang is not None else 1)
 
 
 @dataclass(frozen=True)
@@ -82,6 +114,10 @@ class Adapter(Protocol):
     @property
     def health_path(self) -> str:
         """Answers 200 when the engine serves."""
+
+    @property
+    def silent_ranks(self) -> bool:
+        """Whether the shards of a gang but the first open no port, so that only their process shows that they live."""
 
     def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
         """What to install, as requirements with exact versions."""

@@ -37,6 +37,7 @@ class LlamaCpp:
     module: str = "xllamacpp"
     tested_version: str = "2026.10.11549"
     health_path: str = "/health"
+    silent_ranks: bool = False
 
     def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
         return (f"xllamacpp=={version}",)

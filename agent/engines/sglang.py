@@ -4,29 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns, samples
+from agent.engines.pytorch import SHARED
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
 LAUNCHER = Path(__file__).parent / "beside" / "llmgw_sglang.py"
 
-TABLE = patterns(
-    (r"unrecognized arguments|error: argument |invalid choice", Reason.BAD_FLAG),
-    (r"Address already in use", Reason.PORT_IN_USE),
-    (r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError", Reason.GPU_OUT_OF_MEMORY),
-    (r"Not enough memory", Reason.GPU_OUT_OF_MEMORY),
-    (
-        r"Unsupported architectures|Model architectures .* are not supported|does not recognize this architecture",
-        Reason.UNSUPPORTED_ARCHITECTURE,
+# From its documentation and the reports of those who run it. A scheduler that fails takes the server with it by a
+# signal, so the cause always stands above the last line.
+TABLE = (
+    *patterns(
+        (r"Not enough memory", Reason.GPU_OUT_OF_MEMORY),
+        (r"Unsupported architectures|has no SGlang implementation", Reason.UNSUPPORTED_ARCHITECTURE),
     ),
-    (
-        r"SafetensorError|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|Error while deserializing header",
-        Reason.WEIGHTS_CORRUPT,
-    ),
-    (
-        r"Cannot find any model weights|No such file or directory: .*(safetensors|config\.json|tokenizer)",
-        Reason.WEIGHTS_MISSING,
-    ),
-    (r"No module named", Reason.INSTALL_FAILED),
+    *SHARED,
 )
 
 
@@ -50,6 +41,7 @@ class SgLang:
     module: str = "sglang"
     tested_version: str = ""
     health_path: str = "/health"
+    silent_ranks: bool = False
 
     def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
         return (f"sglang=={version}",)
@@ -76,19 +68,25 @@ class SgLang:
             str(launch.concurrency),
             "--enable-metrics",
         ]
+        if launch.parallel > 1 or launch.gpus:
+            command += ["--tensor-parallel-size", str(launch.parallel)]
         if launch.gpus:
-            command += ["--tensor-parallel-size", str(len(launch.gpus))]
             # of what is free as it starts, others' memory left out
             command += ["--mem-fraction-static", fraction(static_memory(launch), launch.gpu_free)]
         else:
             command += ["--device", "cpu"]
         if launch.trust_remote_code:
             command += ["--trust-remote-code"]
+        if launch.gang is not None:
+            command += ["--nnodes", str(launch.gang.nodes), "--node-rank", str(launch.gang.rank)]
+            command += ["--dist-init-addr", launch.gang.meeting_point, "--dist-timeout", str(launch.gang.timeout_s)]
         return [*command, *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        key = {"LLMGW_ENGINE_KEY": launch.key} if launch.key else {}
-        return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), **key}
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+        if launch.key:
+            variables["LLMGW_ENGINE_KEY"] = launch.key
+        return variables if launch.gang is None else {**variables, **launch.gang.sockets()}
 
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("sglang:num_running_reqs", "sglang:num_queue_reqs"))

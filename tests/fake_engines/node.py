@@ -40,6 +40,7 @@ class FakeAdapter:
     module: str = "json"
     tested_version: str = "1"
     health_path: str = "/health"
+    silent_ranks: bool = False
 
     def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
         return ()

@@ -1,0 +1,214 @@
+"""vLLM for real, on the CPU: served by the whole system, hung, killed, drained and stopped; and its own flags.
+
+One engine serves them all in turn, since a start of it takes two cores for twenty seconds: the order of the tests is
+that of its life.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from activities.node_contract import ShardRef
+from agent.engines import ADAPTERS
+from agent.engines.adapter import ExitStatus, Launch
+from agent.layout import Layout
+from agent.supervisor import Supervisor
+from fleet.engine_args import FLAGS, refused_args
+from fleet.reasons import Reason
+from fleet.spec import Engine
+from fleet.state import ReplicaRecord
+from tests import streams, tiny_checkpoint
+from tests.system import System, free_ports, system
+from tests.waiting import until
+
+pytestmark = [pytest.mark.usefixtures("real_vllm", "real_engine"), pytest.mark.timeout(600)]
+
+VLLM = ADAPTERS[Engine.VLLM]
+START_S = 300.0
+"""A start on two cores that others use too."""
+HUNG_S = 8.0
+"""Longer than any step of the tiny model on cores that others use too."""
+LONG = 900
+"""Tokens of an answer: some seconds."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint.make(tmp_path_factory.mktemp("checkpoint") / "tiny")
+
+
+@pytest.fixture(scope="module")
+async def running(
+    tmp_path_factory: pytest.TempPathFactory, real_engine: None, real_vllm: Path, checkpoint: Path
+) -> AsyncIterator[System]:
+    """One model that vLLM serves, behind a gateway."""
+    async with system(tmp_path_factory.mktemp("vllm")) as made:
+        made.start_worker()
+        made.start_agent("n1", engines={"vllm": {"bin": str(real_vllm)}}, hung_after_s=HUNG_S)
+        await made.ready("n1")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def gateway(running: System) -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running.start_gateway(port)
+    return f"http://127.0.0.1:{port}"
+
+
+async def serving(running: System, after: int = 0) -> ReplicaRecord:
+    found: ReplicaRecord | None = None
+
+    async def there() -> bool:
+        nonlocal found
+        with contextlib.suppress(AssertionError):
+            found = await running.serving(after=after)
+        return found is not None
+
+    await until(there, START_S)
+    assert found is not None
+    return found
+
+
+async def counters(endpoint: str) -> tuple[int | None, int | None]:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+        text = (await http.get(f"{endpoint}/metrics")).text
+    return VLLM.in_flight(text), VLLM.tokens(text)
+
+
+def tree(running: System) -> dict[str, psutil.Process]:
+    """The engine's processes by what they call themselves: the API server, its core and its worker."""
+    found = {}
+    for process in running.engines():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in (process, *process.children(recursive=True)):
+                line = " ".join(one.cmdline())
+                for part in ("api_server", "EngineCore", "Worker"):
+                    if part in line and "shim.py" not in line:
+                        found[part] = one
+    return found
+
+
+async def test_served_through_the_gateway(running: System, gateway: str, checkpoint: Path) -> None:
+    request: dict[str, Any] = {"repo": f"file:{checkpoint}", "name": "tiny", "context_length": 1024}
+    result = await (await running.job({**request, "start_deadline_s": START_S})).result()
+    assert result.sentence == "tiny is serving: 1 replica on n1"
+    replica = await serving(running)
+    assert set(tree(running)) == {"api_server", "EngineCore", "Worker"}
+
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, "temperature": 0}
+
+    async def answered() -> str:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+            answer = await http.post(f"{gateway}/v1/chat/completions", json=body)
+        return str(answer.json()["choices"][0]["message"]["content"]) if answer.is_success else ""
+
+    first = await until(answered, 60)
+    assert len(first) == 20
+    assert await answered() == first
+
+    _, before = await counters(replica.endpoint)
+    running_streams, ended = streams.begin(gateway, 3, LONG)
+
+    async def busy() -> bool:
+        return (await counters(replica.endpoint))[0] == 3
+
+    await until(busy, 60)
+    await ended
+    assert all(one.whole for one in running_streams)
+
+    async def idle() -> bool:
+        return (await counters(replica.endpoint))[0] == 0
+
+    await until(idle, 60)
+    _, after = await counters(replica.endpoint)
+    assert before is not None
+    assert after is not None
+    assert after - before >= sum(one.pieces for one in running_streams)
+
+
+async def test_a_worker_that_hangs_is_seen_by_its_counters(running: System) -> None:
+    """Health stays 200 all the while; the stop that follows must end a process that cannot answer TERM."""
+    replica = await serving(running)
+    old = tree(running)
+    _, ended = streams.begin(replica.endpoint, 2, LONG)
+
+    async def busy() -> bool:
+        return (await counters(replica.endpoint))[0] == 2
+
+    await until(busy, 60)
+    old["Worker"].send_signal(signal.SIGSTOP)
+    await until(lambda: "hangs: /health is fine, but nothing moved" in running.log("n1"), 60)
+    with contextlib.suppress(httpx.HTTPError):
+        await ended
+    await until(lambda: not any(one.is_running() for one in old.values()), 60)
+    await serving(running, after=replica.generation)
+
+
+async def test_an_engine_whose_core_dies_exits_with_0_and_has_failed(running: System) -> None:
+    replica = await serving(running)
+    tree(running)["EngineCore"].kill()
+    await until(lambda: "engine ended replica=tiny-0" in running.log("n1"), 60)
+    line = next(line for line in running.log("n1").splitlines() if "engine ended replica=tiny-0" in line)
+    assert line.endswith("(exit code 0)")
+    await serving(running, after=replica.generation)
+
+
+async def test_a_drain_loses_no_stream_and_a_stop_ends_all(running: System) -> None:
+    replica = await serving(running)
+    there = tree(running)
+    kept, ended = streams.begin(replica.endpoint, 6, LONG)  # more than it runs at once
+    await until(lambda: any(one.pieces for one in kept), 60)
+    await running.fleet.execute_update("scale", {"name": "tiny", "replicas": 0})
+    await ended
+    assert [one.whole for one in kept] == [True] * 6
+    await until(lambda: not any(one.is_running() for one in there.values()), 60)
+    await until(lambda: running.engines() == [], 60)
+
+
+# -- what a start that fails says, and its flags ----------------------------------------------------------------------
+
+
+async def test_a_flag_it_does_not_know(tmp_path: Path, real_vllm: Path, checkpoint: Path) -> None:
+    launch = Launch(
+        host="127.0.0.1", port=free_ports(1), weights=checkpoint, entry="", weights_size=0, alias="tiny",
+        context_length=512, concurrency=2, memory=0, args=("--no-such-flag",),
+    )  # fmt: skip
+    supervisor = Supervisor(Layout(tmp_path))
+    stem = supervisor.next_stem(ShardRef(replica="tiny-0", generation=1))
+    process = await supervisor.launch(stem, VLLM.command(real_vllm, launch), VLLM.environment(launch))
+    try:
+        status: ExitStatus | None = await until(lambda: supervisor.ended(process), START_S)
+    finally:
+        await supervisor.stop(process, 0)
+    assert status is not None
+    failure = VLLM.diagnose(status, supervisor.tail(stem))
+    assert failure.reason is Reason.BAD_FLAG
+    assert failure.detail.endswith("error: unrecognized arguments: --no-such-flag (exit code 2)")
+
+
+OPTIONS = """
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+print(*make_arg_parser(FlexibleArgumentParser())._option_string_actions, sep="\\n")
+"""
+
+
+async def test_its_parser_knows_what_is_refused_and_only_that_is_refused(real_vllm: Path) -> None:
+    command = [str(real_vllm), "-c", OPTIONS]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300, check=True)
+    options = {line for line in done.stdout.splitlines() if line.startswith("-")}
+    shut = set(FLAGS[Engine.VLLM].shut)
+    assert len(options) > 300
+    assert shut - options == set(), "a refused flag that this vLLM does not have"
+    assert {option for option in options if refused_args(Engine.VLLM, (option,))} == shut
