@@ -107,7 +107,10 @@ class Vllm:
         )
 
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
-        return diagnose(TABLE, status, tail, clean=lambda line: _STAMP.sub("", line).strip())
+        failure = diagnose(TABLE, status, tail, clean=lambda line: _STAMP.sub("", line).strip())
+        if failure.reason is Reason.GPU_OUT_OF_MEMORY and "device_config=cpu" in tail:
+            return failure.model_copy(update={"reason": Reason.OUT_OF_MEMORY})  # it says the same of a CPU's memory
+        return failure
 
 
 def _gang_flags(gang: Gang | None) -> list[str]:
