@@ -26,6 +26,8 @@ TABLE = (
         (r"reduce CPU memory used by other processes|Not enough available memory", Reason.OUT_OF_MEMORY),
     ),
     *SHARED,
+    # last, for it follows from any of the others: all that is left to say where its core was killed
+    *patterns((r"engine core exited unexpectedly|EngineDeadError", Reason.EXITED)),
 )
 _STAMP = re.compile(r"^\([\w-]+ pid=\d+\) (?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
 """Which of its processes wrote the line, and when."""
