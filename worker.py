@@ -21,6 +21,7 @@ from activities.check import Check
 from activities.mirror import Mirror
 from activities.place import Place
 from activities.registry import Registry
+from activities.resolutions import Resolutions
 from activities.rounds import Rounds
 from activities.smoke import Smoke
 from runtime import tracing
@@ -41,7 +42,7 @@ log = logging.getLogger("llmgw.worker")
 
 def make_worker(client: Client, config: ServerConfig, keys: EngineKeys, *, max_cached_workflows: int = 1000) -> Worker:
     """A worker with everything on it."""
-    registry = Registry(config.hub)
+    registry = Registry(config.hub, Resolutions(config.mirror.path))
     mirror = Mirror(config.mirror, config.hub)
     return Worker(
         client,

@@ -83,12 +83,16 @@ class ResolveRequest(Record):
     engine: Engine | None = None
     args: tuple[str, ...] = ()
     trust_remote_code: bool = False
+    token: str = ""
+    """The name of the token that opens it; "" is the one of server.yaml's `hub.token_file`, or none."""
 
 
 class MirrorRequest(Record):
     """Which files to bring into the mirror."""
 
     resolved: ResolvedModel
+    token: str = ""
+    """As in `ResolveRequest`."""
 
 
 class MirrorResult(Record):
@@ -337,6 +341,16 @@ class JobState(StrEnum):
     TIMED_OUT = "timed_out"
 
 
+class JobResult(Record):
+    """What a job returns when it succeeds; a failed one raises an ApplicationError whose type is the reason."""
+
+    model: str
+    sentence: str
+    endpoint: str = ""
+    replicas: tuple[str, ...] = ()
+    smoke_test: SmokeResult | None = None
+
+
 class JobStatus(Record):
     """What `ctl model job` and the web UI show."""
 
@@ -350,13 +364,5 @@ class JobStatus(Record):
     """traceparent of the job's root span, empty while tracing is off."""
     replicas: tuple[str, ...] = ()
     failure: Failure | None = None
-
-
-class JobResult(Record):
-    """What a job returns when it succeeds; a failed one raises an ApplicationError whose type is the reason."""
-
-    model: str
-    sentence: str
-    endpoint: str = ""
-    replicas: tuple[str, ...] = ()
-    smoke_test: SmokeResult | None = None
+    result: JobResult | None = None
+    """What a job that is done came to."""

@@ -45,7 +45,7 @@ class Mirror:
                 directory,
                 keep_free=self._config.keep_free,
                 progress=show,
-                headers=self._headers(resolved),
+                headers=self._headers(resolved, request.token),
             )
             await in_thread(_check_index, directory, {file.path for file in fetched.files})
         return MirrorResult(
@@ -68,12 +68,12 @@ class Mirror:
         if weights.mirror == directory.as_uri():
             await discard(directory)
 
-    def _headers(self, resolved: ResolvedModel) -> Mapping[str, str]:
+    def _headers(self, resolved: ResolvedModel, token_name: str) -> Mapping[str, str]:
         """The token goes to the hub alone; a redirect to another host drops it."""
         hub = f"{self._hub.endpoint.rstrip('/')}/"
         if not all(file.url.startswith(hub) for file in resolved.files):
             return {}
-        token = read_token(self._hub)
+        token = read_token(self._hub, token_name)
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 

@@ -11,7 +11,7 @@ import logging
 
 import typer
 
-from cli import apply, checks, demo, explain, model, node, plans, replica, serve, system, trace, wishes
+from cli import apply, checks, demo, explain, job, model, node, plans, replica, serve, system, trace, wishes
 from cli.console import InterruptedRun, note
 from cli.errors import EXPECTED, sentence
 from runtime.process import run_and_exit
@@ -32,10 +32,14 @@ app.command("down")(system.stop_system)
 app.command("status")(system.show_status)
 app.command("apply")(apply.apply)
 model.app.command("serve")(serve.serve)
+model.app.command("mirror")(serve.mirror)
+model.app.command("update")(serve.update)
+model.app.command("remove")(serve.remove)
 model.app.command("plan")(plans.plan)
 model.app.command("explain")(explain.explain)
 model.app.command("scale")(wishes.scale)
 model.app.command("retry")(wishes.retry)
+model.app.add_typer(job.app, name="job")
 app.add_typer(model.app, name="model")
 app.add_typer(node.app, name="node")
 app.add_typer(replica.app, name="replica")

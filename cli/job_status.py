@@ -72,15 +72,15 @@ async def ask(session: Session, job: str) -> JobStatus:
         raise _mute(job, error) from error
 
 
+async def described(session: Session, job: str) -> JobState:
+    """Whether a job runs or how it ended, as Temporal knows. Raises CtlError where there is none."""
+    return _state(await _describe(session, job))
+
+
 async def status(session: Session, job: str) -> JobStatus:
     """How a job stands. Raises CtlError where there is none, or nobody answers for it."""
     handle: JobHandle = session.client.get_workflow_handle(job, result_type=JobResult)
-    try:
-        described = await handle.describe(rpc_timeout=QUERY_TIMEOUT)
-    except RPCError as error:
-        raise _none(job, error) from error
-    if described.workflow_type != MODEL_JOB_WORKFLOW:
-        raise CtlError(f"{job} is no job: `ctl model jobs` lists those there are")
+    described = await _describe(session, job)
     state = _state(described)
     try:
         told = await _ask(handle)
@@ -94,11 +94,11 @@ async def status(session: Session, job: str) -> JobStatus:
                 f"job {job} is over ({words(state)}){why}; its steps are told by the control worker, and it does not "
                 f"answer (./ctl up starts it)"
             ) from error
-        told = _blank(job)
+        told = blank(job)
     except WorkflowQueryFailedError as error:
         if state is JobState.RUNNING:
             raise _mute(job, error) from error
-        told = _blank(job)
+        told = blank(job)
     if told.state is not JobState.RUNNING or state is JobState.RUNNING:
         return told
     return closed(told, state, _seconds(described.close_time), await _end(handle, state))
@@ -125,6 +125,16 @@ def words(state: JobState) -> str:
 def told(status: JobStatus, failure: Failure) -> str:
     """A failure of this job's, as a person reads it."""
     return failure.told(replica=status.replicas[0] if len(status.replicas) == 1 else "", model=status.model)
+
+
+async def _describe(session: Session, job: str) -> WorkflowExecutionDescription:
+    try:
+        found = await session.client.get_workflow_handle(job).describe(rpc_timeout=QUERY_TIMEOUT)
+    except RPCError as error:
+        raise _none(job, error) from error
+    if found.workflow_type != MODEL_JOB_WORKFLOW:
+        raise CtlError(f"{job} is no job: `ctl model jobs` lists those there are")
+    return found
 
 
 async def _ask(handle: WorkflowHandle[Any, Any]) -> JobStatus:
@@ -154,8 +164,8 @@ def _unnamed(cause: BaseException) -> Failure:
     return Failure(reason=Reason.INTERNAL, detail=sentence(cause))
 
 
-def _blank(job: str) -> JobStatus:
-    """Of a job that never came to its first step."""
+def blank(job: str) -> JobStatus:
+    """Of a job whose own word is not known, such as one that never came to its first step."""
     parts = job.split("/")
     kind = JobKind(parts[1]) if len(parts) > 1 and parts[1] in set(JobKind) else JobKind.SERVE
     return JobStatus(job=job, kind=kind, state=JobState.RUNNING, steps=tuple(StepStatus(name=name) for name in STEPS))

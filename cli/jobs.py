@@ -93,7 +93,8 @@ async def start(session: Session, request: JobRequest) -> JobHandle:
         try:
             return await session.client.start_workflow(
                 MODEL_JOB_WORKFLOW,
-                request,
+                # Of an update, what was not said keeps its value.
+                request.model_dump(mode="json", exclude_unset=True),
                 id=f"{prefix}{number}",
                 task_queue=CONTROL_QUEUE,
                 task_timeout=TASK_TIMEOUT,

@@ -1,124 +1,196 @@
-"""`ctl model serve`: the options of one model, put into a job's input."""
+"""`ctl model serve`, `mirror`, `update` and `remove`: the four kinds of jobs, started and followed."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from cli.command_trace import run_traced
-from cli.errors import CtlError
-from cli.jobs import missing_file, repo_argument
+from cli.console import JsonFlag
 from cli.model import NoWait, run_job
-from fleet.inputs import input_sentence
-from fleet.spec import Engine, JobKind, JobRequest
-
-Labels = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="Only on nodes with this label.")]
-Preferred = Annotated[list[str] | None, typer.Option("--prefer", metavar="K=V", help="Rather on nodes with it.")]
+from cli.model_options import (
+    Concurrency,
+    ContextLength,
+    EngineArguments,
+    EngineOption,
+    GpuModel,
+    Gpus,
+    IdleAfter,
+    Labels,
+    Maximum,
+    MaxSurge,
+    MaxUnavailable,
+    Memory,
+    Minimum,
+    NameOption,
+    Preferred,
+    Priority,
+    Recreate,
+    Replicas,
+    RepoArgument,
+    Role,
+    TargetInFlight,
+    Token,
+    TrustRemoteCode,
+    WaitForRoom,
+    pairs,
+    wish,
+)
+from fleet.spec import JobKind, JobRequest
 
 
 def serve(
-    repo: Annotated[
-        str, typer.Argument(help="org/name (@revision, :variant) on the hub, file:/path, a path, or https://…")
-    ],
-    name: Annotated[str | None, typer.Option(help="The name clients use; from the repo where it is not given.")] = None,
-    engine: Annotated[Engine | None, typer.Option(help="From the weights' format where it is not given.")] = None,
-    replicas: Annotated[int, typer.Option(help="How many copies to run.")] = 1,
-    gpus: Annotated[int, typer.Option(help="GPUs for each replica; 0: run on the CPU.")] = 0,
-    memory: Annotated[
-        str | None, typer.Option(help="What one shard needs, such as 12GiB; estimated if absent.")
-    ] = None,
-    priority: Annotated[int, typer.Option(help="0 to 100; higher ones are placed first.")] = 50,
-    context_length: Annotated[int | None, typer.Option(help="Tokens of one request, prompt and answer.")] = None,
-    minimum: Annotated[
-        int | None, typer.Option("--min", help="Replicas by demand, at least; 0: none while it is idle.")
-    ] = None,
-    maximum: Annotated[int | None, typer.Option("--max", help="Replicas by demand, at most.")] = None,
-    target_in_flight: Annotated[
-        float | None, typer.Option(help="Requests at a time that one replica should have.")
-    ] = None,
-    idle_after: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="With --min 0: to zero after so long without a request.")
-    ] = None,
+    repo: RepoArgument,
+    name: NameOption = None,
+    token: Token = None,
+    engine: EngineOption = None,
+    replicas: Replicas = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    priority: Priority = None,
+    context_length: ContextLength = None,
+    concurrency: Concurrency = None,
+    minimum: Minimum = None,
+    maximum: Maximum = None,
+    target_in_flight: TargetInFlight = None,
+    idle_after: IdleAfter = None,
     label: Labels = None,
     prefer: Preferred = None,
-    role: Annotated[str | None, typer.Option(help="Only on nodes with this role.")] = None,
-    gpu_model: Annotated[str | None, typer.Option(help="Only on GPUs whose model has this in its name.")] = None,
-    max_surge: Annotated[
-        int | None, typer.Option(help="Replicas beyond the number while a new version rolls out.")
-    ] = None,
-    max_unavailable: Annotated[int | None, typer.Option(help="Replicas that may be missing meanwhile.")] = None,
-    recreate: Annotated[
-        bool, typer.Option("--recreate", help="With no room for the new version, stop the old one first.")
-    ] = False,
-    argument: Annotated[
-        list[str] | None, typer.Option("--arg", help="A further argument for the engine, such as --arg=--seed=1.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let it run Python that comes with the weights.")
-    ] = False,
+    role: Role = None,
+    gpu_model: GpuModel = None,
+    max_surge: MaxSurge = None,
+    max_unavailable: MaxUnavailable = None,
+    recreate: Recreate = False,
+    arg: EngineArguments = None,
+    trust_remote_code: TrustRemoteCode = None,
+    wait_for_room: WaitForRoom = False,
     no_wait: NoWait = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Serve a model: look it up, mirror it, check it, place it, start it, try it.
 
     Example: ctl model serve ./SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2 --min 0 --max 4
     """
-    if not repo.strip():
-        raise typer.BadParameter("repo is empty: name one, such as org/name, or a file, such as ./model.gguf")
-    if missing_file(repo, Path.cwd()):
-        raise CtlError(
-            f"no file {repo} here; a repo on the hub is org/name, and a file of the worker's machine is file:/path"
-        )
-    scaling = {
-        "min": minimum,
-        "max": maximum,
-        "target_in_flight": target_in_flight,
-        "idle_after_s": idle_after,
-    }
-    constraints = {
-        "labels": pairs("--label", label or ()),
-        "prefer": pairs("--prefer", prefer or ()),
-        "role": role,
-        "gpu_model": gpu_model,
-    }
-    rollout = {"max_surge": max_surge, "max_unavailable": max_unavailable, "recreate": recreate or None}
     given = {
-        "repo": repo_argument(repo, Path.cwd()),
         "name": name,
+        "token": token,
         "engine": engine,
         "replicas": replicas,
         "gpus": gpus,
         "memory": memory,
         "priority": priority,
         "context_length": context_length,
-        "constraints": _given(constraints),
-        "scaling": _given(scaling) or None,
-        "rollout": _given(rollout),
-        "args": argument or (),
+        "concurrency": concurrency,
+        "min": minimum,
+        "max": maximum,
+        "target_in_flight": target_in_flight,
+        "idle_after_s": idle_after,
+        "labels": pairs("--label", label),
+        "prefer": pairs("--prefer", prefer),
+        "role": role,
+        "gpu_model": gpu_model,
+        "max_surge": max_surge,
+        "max_unavailable": max_unavailable,
+        "recreate": recreate or None,
+        "args": arg,
         "trust_remote_code": trust_remote_code,
     }
-    run_traced("model serve", run_job(request_of(given), wait=not no_wait))
+    request = wish(JobKind.SERVE, repo, given, wait_for_room=wait_for_room)
+    run_traced("model serve", run_job(request, wait=not no_wait, as_json=as_json))
 
 
-def request_of(given: Mapping[str, object]) -> JobRequest:
-    """The job's input. Raises BadParameter with a sentence that names the field."""
-    try:
-        return JobRequest.model_validate({"kind": JobKind.SERVE, **given})
-    except ValidationError as error:
-        raise typer.BadParameter(input_sentence(error)) from error
+def mirror(
+    repo: RepoArgument,
+    name: NameOption = None,
+    token: Token = None,
+    engine: EngineOption = None,
+    trust_remote_code: TrustRemoteCode = None,
+    no_wait: NoWait = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Bring a model's files into the mirror and serve nothing: a later serve finds them there.
+
+    Example: ctl model mirror org/name@main:Q4_K_M
+    """
+    request = wish(
+        JobKind.MIRROR, repo, {"name": name, "token": token, "engine": engine, "trust_remote_code": trust_remote_code}
+    )
+    run_traced("model mirror", run_job(request, wait=not no_wait, as_json=as_json))
 
 
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """`zone=a` as a label. Raises BadParameter."""
-    found: dict[str, str] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise typer.BadParameter(f"{option}: {text!r} is not KEY=VALUE, such as zone=a")
-        found[key] = value
-    return found
+def update(
+    name: Annotated[str, typer.Argument(help="The model's name.")],
+    repo: Annotated[
+        str | None, typer.Option(help="Another repo, revision or variant; the newest commit of the same where absent.")
+    ] = None,
+    token: Token = None,
+    engine: EngineOption = None,
+    replicas: Replicas = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    priority: Priority = None,
+    context_length: ContextLength = None,
+    concurrency: Concurrency = None,
+    minimum: Minimum = None,
+    maximum: Maximum = None,
+    target_in_flight: TargetInFlight = None,
+    idle_after: IdleAfter = None,
+    label: Labels = None,
+    prefer: Preferred = None,
+    role: Role = None,
+    gpu_model: GpuModel = None,
+    max_surge: MaxSurge = None,
+    max_unavailable: MaxUnavailable = None,
+    recreate: Recreate = False,
+    arg: EngineArguments = None,
+    trust_remote_code: TrustRemoteCode = None,
+    wait_for_room: WaitForRoom = False,
+    no_wait: NoWait = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change a model that is in the catalog: what is not given keeps its value, and the change is rolled out.
+
+    Example: ctl model update smollm2 --context-length 4096
+    """
+    given = {
+        "name": name,
+        "token": token,
+        "engine": engine,
+        "replicas": replicas,
+        "gpus": gpus,
+        "memory": memory,
+        "priority": priority,
+        "context_length": context_length,
+        "concurrency": concurrency,
+        "min": minimum,
+        "max": maximum,
+        "target_in_flight": target_in_flight,
+        "idle_after_s": idle_after,
+        "labels": pairs("--label", label),
+        "prefer": pairs("--prefer", prefer),
+        "role": role,
+        "gpu_model": gpu_model,
+        "max_surge": max_surge,
+        "max_unavailable": max_unavailable,
+        "recreate": recreate or None,
+        "args": arg,
+        "trust_remote_code": trust_remote_code,
+    }
+    request = wish(JobKind.UPDATE, repo, given, wait_for_room=wait_for_room)
+    run_traced("model update", run_job(request, wait=not no_wait, as_json=as_json))
 
 
-def _given(options: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in options.items() if value is not None}
+def remove(
+    name: Annotated[str, typer.Argument(help="The model's name.")],
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Delete its files from the mirror too, unless another model uses them.")
+    ] = False,
+    no_wait: NoWait = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take a model out of the catalog; its replicas are drained and stopped.
+
+    Example: ctl model remove smollm2 --weights
+    """
+    given: dict[str, object] = {"delete_weights": True} if weights else {}
+    request = JobRequest.model_validate({"kind": JobKind.REMOVE, "name": name, **given})
+    run_traced("model remove", run_job(request, wait=not no_wait, as_json=as_json))

@@ -132,6 +132,8 @@ class Failure(Record):
     detail: str
     """One sentence with the subject, such as the line of the log that shows the cause."""
     node: str = ""
+    retry_after_s: float = 0.0
+    """How long whoever refused asks to wait; 0: nothing was said."""
 
     @property
     def retryable(self) -> bool:
@@ -179,9 +181,9 @@ class LlmgwError(Exception):
      └─ RefusedError   the fleet refused a change; nothing was changed
     """
 
-    def __init__(self, reason: Reason, detail: str, *, node: str = "") -> None:
+    def __init__(self, reason: Reason, detail: str, *, node: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(detail)
-        self.failure = Failure(reason=reason, detail=detail, node=node)
+        self.failure = Failure(reason=reason, detail=detail, node=node, retry_after_s=retry_after_s)
 
 
 class StepError(LlmgwError):

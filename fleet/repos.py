@@ -17,14 +17,17 @@ MAX_NAME = 180
 
 CONFIG_FILES = frozenset(
     {
+        "1_Pooling/config.json",
         "added_tokens.json",
         "chat_template.jinja",
         "chat_template.json",
         "config.json",
         "generation_config.json",
         "merges.txt",
+        "modules.json",
         "preprocessor_config.json",
         "processor_config.json",
+        "sentence_bert_config.json",
         "special_tokens_map.json",
         "tekken.json",
         "tokenizer.json",
@@ -123,10 +126,12 @@ def weights_id(resolved: ResolvedModel) -> str:
     return f"{safe_id(name)}-{safe_id(resolved.revision[:12])}"
 
 
-def choose_files(files: Sequence[ModelFile], variant: str = "", *, code: bool = False) -> Choice:
+def choose_files(
+    files: Sequence[ModelFile], variant: str = "", format: Format | None = None, *, code: bool = False
+) -> Choice:
     """Pick one set of weights: safetensors where there are any, else one GGUF. Pickled weights are never taken.
 
-    `code`: the Python files beside safetensors come along.
+    `format`: that one alone, as an engine reads it. `code`: the Python files beside safetensors come along.
 
     Raises StepError(NO_WEIGHTS) with what there is instead.
     """
@@ -134,7 +139,11 @@ def choose_files(files: Sequence[ModelFile], variant: str = "", *, code: bool = 
     tensors = [file for file in files if file.path.endswith(".safetensors") and "/" not in file.path]
     if variant:
         return _gguf_choice(ggufs, _match(ggufs, variant))
-    if tensors:
+    if format is Format.SAFETENSORS and not tensors and ggufs:
+        raise StepError(Reason.NO_WEIGHTS, f"there are no safetensors, only GGUF: {_list(ggufs)}")
+    if format is Format.GGUF and tensors and not ggufs:
+        raise StepError(Reason.NO_WEIGHTS, f"there is no GGUF, only {len(tensors)} safetensors files")
+    if tensors and format is not Format.GGUF:
         return _safetensors_choice(files, tensors, code=code)
     if len(ggufs) == 1:
         return _gguf_choice(ggufs, next(iter(ggufs)))

@@ -110,6 +110,8 @@ class ResolvedModel(Record):
     entry: str
     """The file an engine is pointed at (the GGUF, or its first shard); empty where it is the directory."""
     files: tuple[ModelFile, ...]
+    note: str = ""
+    """What a person should know of how it was resolved, such as that the hub was away."""
 
     @property
     def size(self) -> int:
@@ -165,6 +167,7 @@ class Scaling(Typed):
     min: Annotated[int, Field(ge=0, le=1000)] = 1
     """0: to zero when idle, and the model may be evicted for others while it is idle."""
     max: Annotated[int, Field(ge=1, le=1000)] = 1
+    """At least `min` where it is not given."""
     target_in_flight: Annotated[float, Field(gt=0)] = 4.0
     """Requests in flight, smoothed, that one replica should have."""
     cooldown_s: Annotated[float, Field(ge=0)] = 60.0
@@ -174,6 +177,8 @@ class Scaling(Typed):
 
     @model_validator(mode="after")
     def _ordered(self) -> "Scaling":
+        if "max" not in self.model_fields_set:
+            self.__dict__["max"] = max(self.min, self.max)  # not as one that was given: an update keeps the known one
         if self.min > self.max:
             raise ValueError(f"min {self.min} is more than max {self.max}")
         return self
@@ -196,6 +201,9 @@ class Rollout(Typed):
         return self
 
 
+TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
 class JobKind(StrEnum):
     """What a model job is for."""
 
@@ -212,6 +220,8 @@ class ModelRequest(Typed):
     """`hf:org/name@rev` (the default scheme), `file:/path`, `https://…`; a GGUF variant is `repo:Q4_K_M`."""
     name: ModelName | None = None
     """The name clients use; from the repo where it is not given."""
+    token: TokenName | None = None
+    """Which of the hub's tokens (`hub.tokens` in server.yaml) opens the repo: its name, never the token itself."""
     engine: Engine | None = None
     """The engine that reads the weights' format where it is not given."""
     replicas: Annotated[int, Field(ge=0, le=1000), NotBool] = 1

@@ -96,6 +96,8 @@ class HubConfig(Section):
     endpoint: str = "https://huggingface.co"
     token_file: Path | None = None
     """A file that holds the access token: named here, never carried in a job."""
+    tokens: dict[str, Path] = {}
+    """Further tokens by name, each in a file: a job names the one that opens its repo."""
 
 
 class GatewayConfig(Section):
@@ -254,17 +256,19 @@ def _resolve_paths(config: SectionT, base: Path) -> SectionT:
     update: dict[str, object] = {}
     for name in type(config).model_fields:
         value = getattr(config, name)
-        if isinstance(value, Path):
-            path = base / value.expanduser()
-            # Not the last part: the interpreter of a virtual environment is a link to one that lacks its packages.
-            update[name] = path.parent.resolve() / path.name
-        elif isinstance(value, Section):
-            update[name] = _resolve_paths(value, base)
+        if isinstance(value, (Path, Section)):
+            update[name] = _resolved(value, base)
         elif isinstance(value, dict):
-            update[name] = {
-                key: _resolve_paths(item, base) if isinstance(item, Section) else item for key, item in value.items()
-            }
+            update[name] = {key: _resolved(item, base) for key, item in value.items()}
     return config.model_copy(update=update)
+
+
+def _resolved(value: object, base: Path) -> object:
+    if isinstance(value, Path):
+        path = base / value.expanduser()
+        # Not the last part: the interpreter of a virtual environment is a link to one that lacks its packages.
+        return path.parent.resolve() / path.name
+    return _resolve_paths(value, base) if isinstance(value, Section) else value
 
 
 def default_node_name() -> str:

@@ -92,6 +92,7 @@ def application_error(error: LlmgwError) -> ApplicationError:
         failure.detail,
         failure.model_dump(mode="json"),
         type=failure.reason.value,
-        non_retryable=not failure.retryable,
+        # A wait that was asked for is the workflow's, which shows it.
+        non_retryable=not failure.retryable or failure.retry_after_s > 0,
         category=ApplicationErrorCategory.BENIGN,
     )

@@ -2,16 +2,23 @@
 
 import os
 import pwd
+import tempfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.testing import ActivityEnvironment
 
 from activities.contract import ResolveRequest
+from activities.hub import wait_of
 from activities.registry import Registry
-from fleet.reasons import Reason, StepError
-from fleet.spec import Format, ResolvedModel
+from activities.resolutions import Resolutions
+from fleet.reasons import Failure, Reason, StepError
+from fleet.repos import weights_id
+from fleet.spec import Engine, Format, ResolvedModel
 from runtime.config import HubConfig
 from tests.stub_hub import COMMIT, Fault, Hub, stub_hub
 
@@ -20,22 +27,37 @@ FILES = {"m-Q4_0.gguf": GGUF, "m-Q8_0.gguf": GGUF + b"8", "README.md": b"# m"}
 SAFE = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "run.py": b"evil"}
 
 
+NOWHERE = "http://127.0.0.1:9"
+
+
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with stub_hub(FILES) as served:
         yield served
 
 
-async def resolve(repo: str, endpoint: str = "http://127.0.0.1:9", token: Path | None = None) -> ResolvedModel:
-    registry = Registry(HubConfig(endpoint=endpoint, token_file=token))
-    found: ResolvedModel = await ActivityEnvironment().run(registry.resolve_model, ResolveRequest(repo=repo))
+async def resolve(
+    repo: str, endpoint: str = NOWHERE, token_file: Path | None = None, *, mirror: Path | None = None, **more: Any
+) -> ResolvedModel:
+    config = HubConfig(endpoint=endpoint, token_file=token_file, tokens=more.pop("tokens", {}))
+    with tempfile.TemporaryDirectory() as directory:
+        registry = Registry(config, Resolutions(mirror or Path(directory)))
+        request = ResolveRequest(repo=repo, **more)
+        found: ResolvedModel = await ActivityEnvironment().run(registry.resolve_model, request)
     return found
 
 
-async def refusal(repo: str, endpoint: str = "http://127.0.0.1:9", token: Path | None = None) -> tuple[Reason, str]:
+async def refused(repo: str, endpoint: str = NOWHERE, token_file: Path | None = None, **more: Any) -> Failure:
     with pytest.raises(StepError) as caught:
-        await resolve(repo, endpoint, token)
-    return caught.value.failure.reason, caught.value.failure.detail
+        await resolve(repo, endpoint, token_file, **more)
+    return caught.value.failure
+
+
+async def refusal(
+    repo: str, endpoint: str = NOWHERE, token_file: Path | None = None, **more: Any
+) -> tuple[Reason, str]:
+    failure = await refused(repo, endpoint, token_file, **more)
+    return failure.reason, failure.detail
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -149,7 +171,7 @@ async def test_token_is_sent_where_configured_and_never_told(hub: Hub, tmp_path:
     assert "secret" not in found.model_dump_json()
     assert hub.asked("/api/")[-1]["authorization"] == "Bearer hf_very_secret"
     reason, detail = await refusal("org/name:Q4_0", hub.url)
-    assert (reason, detail) == (Reason.REPO_FORBIDDEN, f"org/name is gated or disabled on {hub.url}")
+    assert (reason, detail) == (Reason.REPO_FORBIDDEN, f"org/name is gated on {hub.url}, and no token was sent")
     assert "authorization" not in hub.asked("/api/")[-1]
 
 
@@ -162,7 +184,7 @@ async def test_token_file_that_cannot_be_read(hub: Hub, tmp_path: Path) -> None:
     ("repo", "reason", "says"),
     [
         ("org/other", Reason.REPO_NOT_FOUND, "org/other is not on http://"),
-        ("org/name@v9", Reason.REPO_NOT_FOUND, "org/name@v9: the repo has no such revision on http://"),
+        ("org/name@v9", Reason.REVISION_NOT_FOUND, "org/name@v9: the repo has no such revision on http://"),
         ("org/name", Reason.NO_WEIGHTS, "2 GGUF variants are there"),
         ("org/name:Q2_K", Reason.NO_WEIGHTS, "no GGUF variant Q2_K"),
         ("not a repo", Reason.BAD_INPUT, "is no repo"),
@@ -181,7 +203,8 @@ async def test_hub_says_no(hub: Hub, repo: str, reason: Reason, says: str) -> No
         (Fault("api", 9, status=403), Reason.REPO_FORBIDDEN, "answers 403 for org/name"),
         (Fault("api", 9, status=403, headers={"X-Error-Code": "GatedRepo"}), Reason.REPO_FORBIDDEN, "is gated"),
         (Fault("api", 9, status=404), Reason.REPO_NOT_FOUND, "org/name is not on"),
-        (Fault("api", 9, status=429, headers={"Retry-After": "17"}), Reason.HUB_UNREACHABLE, "asks to wait 17 s"),
+        (Fault("api", 9, status=429, headers={"Retry-After": "17"}), Reason.HUB_BUSY, "asks to wait 17 s"),
+        (Fault("api", 9, status=429), Reason.HUB_BUSY, "too many requests"),
         (Fault("api", 9, status=500), Reason.HUB_UNREACHABLE, "answers 500 for org/name"),
     ],
 )
@@ -206,6 +229,74 @@ async def test_hostile_paths_of_a_repo(hub: Hub, path: str) -> None:
     assert (await refusal("org/name", hub.url))[0] is Reason.BAD_INPUT
 
 
+async def test_a_token_by_name_and_the_grant_that_is_missing(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_very_secret"
+    for name, text in (("good", hub.token), ("poor", "hf_other_secret")):
+        (tmp_path / name).write_text(text)
+    tokens = {name: tmp_path / name for name in ("good", "poor")}
+    found = await resolve("org/name:Q4_0", hub.url, tokens=tokens, token="good")
+    assert "secret" not in found.model_dump_json()
+    answers = {name: await refusal("org/name:Q4_0", hub.url, tokens=tokens, token=name) for name in ("poor", "none")}
+    assert answers == {
+        "poor": (
+            Reason.REPO_FORBIDDEN,
+            f"org/name is gated on {hub.url}, and token poor has not been granted access to it",
+        ),
+        "none": (Reason.TOKEN_UNKNOWN, "token: server.yaml has no token none; there are: good, poor"),
+    }
+    hub.faults.append(Fault("api", status=403))
+    reason, detail = await refusal("org/name:Q4_0", hub.url, tokens=tokens, token="good")
+    assert (reason, detail) == (
+        Reason.REPO_FORBIDDEN,
+        f"{hub.url} answers 403 for org/name: token good lacks the grant to read it",
+    )
+
+
+async def test_a_hub_that_asks_to_wait_says_how_long(hub: Hub) -> None:
+    hub.faults.append(Fault("api", status=429, headers={"Retry-After": "17"}))
+    assert (await refused("org/name", hub.url)).retry_after_s == 17
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    assert 80 < wait_of({"Retry-After": soon}) <= 90
+    assert [wait_of({"Retry-After": text}) for text in ("", "soon", "-5")] == [0.0, 0.0, 0.0]
+
+
+async def test_a_renamed_repo_is_followed(hub: Hub) -> None:
+    target = f"{hub.url}/api/models/org/name"
+    hub.faults.append(Fault("api", status=307, headers={"Location": target}))
+    found = await resolve("org/old-name:Q4_0", hub.url)
+    assert found.revision == COMMIT
+
+
+async def test_away_but_mirrored_goes_on_and_says_so(hub: Hub, tmp_path: Path) -> None:
+    first = await resolve("org/name:Q4_0", hub.url, mirror=tmp_path)
+    hub.faults.append(Fault("api", 9, status=500))
+    assert (await refusal("org/name:Q4_0", hub.url, mirror=tmp_path))[0] is Reason.HUB_UNREACHABLE  # not mirrored yet
+    (tmp_path / weights_id(first)).mkdir()
+    again = await resolve("org/name:Q4_0", hub.url, mirror=tmp_path)
+    assert again.model_copy(update={"note": ""}) == first
+    assert again.note.startswith(f"{hub.url} answers 500 for org/name: the mirror has it as it was on 20")
+    assert (await refusal("org/name:Q8_0", hub.url, mirror=tmp_path))[0] is Reason.HUB_UNREACHABLE
+    for kept in (tmp_path / ".resolved").iterdir():
+        kept.write_text("{")
+    assert (await refusal("org/name:Q4_0", hub.url, mirror=tmp_path))[0] is Reason.HUB_UNREACHABLE
+
+
+async def test_an_engine_gets_its_own_format_of_a_repo_that_has_both(hub: Hub) -> None:
+    hub.files = {**SAFE, "m-Q4_0.gguf": GGUF, "pytorch_model.bin": b"\x80\x04evil", "consolidated.safetensors": b"same"}
+    chosen = {
+        engine: [file.path for file in (await resolve("org/name", hub.url, engine=engine)).files]
+        for engine in (None, Engine.VLLM, Engine.LLAMACPP)
+    }
+    safetensors = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert chosen == {None: safetensors, Engine.VLLM: safetensors, Engine.LLAMACPP: ["m-Q4_0.gguf"]}
+    hub.files = dict(SAFE)
+    assert (await refusal("org/name", hub.url, engine=Engine.LLAMACPP))[1].endswith("no GGUF, only 1 safetensors files")
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"\x80\x04evil", "modeling.py": b"evil"}
+    reason, detail = await refusal("org/name", hub.url)
+    assert (reason, "only pickled weights, which can run code" in detail) == (Reason.NO_WEIGHTS, True)
+    assert hub.asked("pytorch_model.bin") == hub.asked("modeling.py") == []
+
+
 # -- a URL ------------------------------------------------------------------------------------------------------------
 
 
@@ -223,7 +314,7 @@ async def test_url(hub: Hub) -> None:
         (401, Reason.REPO_FORBIDDEN),
         (403, Reason.REPO_FORBIDDEN),
         (404, Reason.REPO_NOT_FOUND),
-        (429, Reason.HUB_UNREACHABLE),
+        (429, Reason.HUB_BUSY),
         (500, Reason.HUB_UNREACHABLE),
     ],
 )

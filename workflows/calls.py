@@ -64,6 +64,9 @@ LONG_RETRY = RetryPolicy(
 )
 """For transfers, which resume: a hub or a disk that is away for half a minute is waited for."""
 
+HUB_WAIT_MAX_S = 1800.0
+"""How long in all a job waits because a hub asks it to: hubs count requests in windows of minutes."""
+
 NODE_QUEUE_WAIT = timedelta(seconds=60)
 """How long a call waits for its node. Without it a dead node is never noticed; the lease (10 s + 20 s) tells first
 when the agent is gone, so this is for an agent that lives and does not poll."""
@@ -89,7 +92,8 @@ async def resolve_model(request: ResolveRequest) -> ResolvedModel:
         start_to_close_timeout=timedelta(minutes=2),
         heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        # It leaves nothing half done, and a hub that hangs holds its thread for 20 s.
+        cancellation_type=ActivityCancellationType.TRY_CANCEL,
         summary=_short(f"look up {request.repo}"),
     )
 

@@ -11,7 +11,8 @@ def resolved_detail(resolved: ResolvedModel) -> str:
     """`hf:org/name at 0123456789ab: 3 files, 2 GiB, safetensors`."""
     count = len(resolved.files)
     files = f"{count} file{'s' if count != 1 else ''}, {size(resolved.size)}, {resolved.format}"
-    return f"{resolved.repo} at {resolved.revision[:12]}: {files}"
+    note = f" ({resolved.note})" if resolved.note else ""
+    return f"{resolved.repo} at {resolved.revision[:12]}: {files}{note}"
 
 
 def mirrored_detail(mirrored: MirrorResult) -> str:

@@ -57,6 +57,7 @@ class ModelJob:
         self._name = self._request.name or ""
         self._state = JobState.RUNNING
         self._failure: Failure | None = None
+        self._result: JobResult | None = None
         self._trace = ""
         self._line = FleetLine()
         self._room = RoomDeadline(None)
@@ -86,6 +87,7 @@ class ModelJob:
                 await self._ended_badly(error, root)
                 raise
             await self._hang_up(take_back=False)
+            self._result = result
             self._finish(JobState.DONE, root)
             return result
 
@@ -126,10 +128,10 @@ class ModelJob:
             await self._take_turn(step)
             if self._request.kind is JobKind.UPDATE:
                 await self._take_over()
-            resolved = await calls.resolve_model(_resolve_request(self._request))
+            resolved = await self._resolve(step)
             step.say(resolved_detail(resolved))
         with self._steps.run("mirror") as step:
-            mirrored = await calls.mirror_model(MirrorRequest(resolved=resolved))
+            mirrored = await calls.mirror_model(MirrorRequest(resolved=resolved, token=self._request.token or ""))
             step.say(mirrored_detail(mirrored))
         if self._request.kind is JobKind.MIRROR:
             for name in ("check", "catalog", "placement", "smoke test"):
@@ -190,6 +192,21 @@ class ModelJob:
         except LlmgwError as error:
             raise calls.failed(error.failure) from error
         self._name = self._line.name = self._request.name or self._name
+
+    async def _resolve(self, step: Step) -> ResolvedModel:
+        """Look the repo up; a hub that asks to wait is asked again when it said."""
+        request = _resolve_request(self._request)
+        waited = 0.0
+        while True:
+            try:
+                return await calls.resolve_model(request)
+            except ActivityError as error:
+                failure = calls.failure_of(error)
+                waited += failure.retry_after_s
+                if not failure.retry_after_s or waited > calls.HUB_WAIT_MAX_S:
+                    raise
+                step.say(failure.detail)
+                await workflow.sleep(failure.retry_after_s, summary="as long as the hub asks to wait")
 
     async def _check_or_discard(self, mirrored: MirrorResult, step: Step) -> CheckResult:
         try:
@@ -362,6 +379,7 @@ class ModelJob:
             trace=self._trace,
             replicas=tuple(replica.replica for replica in model.replicas) if model else (),
             failure=self._failure,
+            result=self._result,
         )
 
     def _show(self) -> None:
@@ -374,6 +392,7 @@ class ModelJob:
 def _resolve_request(request: JobRequest) -> ResolveRequest:
     return ResolveRequest(
         repo=request.repo or "",
+        token=request.token or "",
         engine=request.engine,
         args=request.args,
         trust_remote_code=request.trust_remote_code,

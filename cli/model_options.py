@@ -1,0 +1,95 @@
+"""The options of one model, shared by `ctl model serve` and `ctl model update`, put into a job's input."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from cli.errors import CtlError
+from cli.jobs import missing_file, repo_argument
+from fleet.inputs import input_sentence
+from fleet.spec import Engine, JobKind, JobRequest
+
+RepoArgument = Annotated[
+    str, typer.Argument(help="org/name (@revision, :variant) on the hub, file:/path, a path, or https://…")
+]
+NameOption = Annotated[str | None, typer.Option(help="The name clients use; from the repo where it is not given.")]
+Token = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The token of server.yaml's hub.tokens that opens the repo.")
+]
+EngineOption = Annotated[Engine | None, typer.Option(help="From the weights' format where it is not given.")]
+Replicas = Annotated[int | None, typer.Option(help="How many copies to run.")]
+Gpus = Annotated[int | None, typer.Option(help="GPUs for each replica; 0: run on the CPU.")]
+Memory = Annotated[str | None, typer.Option(help="What one shard needs, such as 12GiB; estimated if absent.")]
+Priority = Annotated[int | None, typer.Option(help="0 to 100; higher ones are placed first.")]
+ContextLength = Annotated[int | None, typer.Option(help="Tokens of one request, prompt and answer.")]
+Concurrency = Annotated[int | None, typer.Option(help="Requests one replica works on at a time.")]
+Minimum = Annotated[int | None, typer.Option("--min", help="Replicas by demand, at least; 0: none while it is idle.")]
+Maximum = Annotated[int | None, typer.Option("--max", help="Replicas by demand, at most.")]
+TargetInFlight = Annotated[float | None, typer.Option(help="Requests at a time that one replica should have.")]
+IdleAfter = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="With --min 0: to zero after so long without a request.")
+]
+Labels = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="Only on nodes with this label.")]
+Preferred = Annotated[list[str] | None, typer.Option("--prefer", metavar="K=V", help="Rather on nodes with it.")]
+Role = Annotated[str | None, typer.Option(help="Only on nodes with this role.")]
+GpuModel = Annotated[str | None, typer.Option(help="Only on GPUs whose model has this in its name.")]
+MaxSurge = Annotated[int | None, typer.Option(help="Replicas beyond the number while a new version rolls out.")]
+MaxUnavailable = Annotated[int | None, typer.Option(help="Replicas that may be missing meanwhile.")]
+Recreate = Annotated[bool, typer.Option("--recreate", help="With no room for the new version, stop the old one first.")]
+EngineArguments = Annotated[
+    list[str] | None, typer.Option("--arg", help="A further argument for the engine, such as --arg=--seed=1.")
+]
+TrustRemoteCode = Annotated[
+    bool | None,
+    typer.Option("--trust-remote-code/--no-remote-code", help="Let it run Python that comes with the weights."),
+]
+WaitForRoom = Annotated[
+    bool, typer.Option("--wait-for-room", help="Wait until a node has room, however long; a minute without it.")
+]
+
+CONSTRAINTS = ("labels", "prefer", "role", "gpu_model")
+SCALING = ("min", "max", "target_in_flight", "idle_after_s")
+ROLLOUT = ("max_surge", "max_unavailable", "recreate")
+
+
+def wish(kind: JobKind, repo: str | None, given: Mapping[str, object], *, wait_for_room: bool = False) -> JobRequest:
+    """The job's input, of what was given alone. Raises BadParameter or CtlError with a sentence that names it."""
+    flat = {key: value for key, value in given.items() if value not in (None, [], {})}
+    nested = {}
+    for section, names in (("constraints", CONSTRAINTS), ("scaling", SCALING), ("rollout", ROLLOUT)):
+        found = {name: flat.pop(name) for name in names if name in flat}
+        if found:
+            nested[section] = found
+    said: dict[str, object] = {"kind": kind, **flat, **nested}
+    if repo is not None:
+        said["repo"] = _repo(repo)
+    if wait_for_room:
+        said["room_deadline_s"] = None
+    try:
+        return JobRequest.model_validate(said)
+    except ValidationError as error:
+        raise typer.BadParameter(input_sentence(error)) from error
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """`zone=a` as a label. Raises BadParameter."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise typer.BadParameter(f"{option}: {text!r} is not KEY=VALUE, such as zone=a")
+        found[key] = value
+    return found
+
+
+def _repo(repo: str) -> str:
+    if not repo.strip():
+        raise typer.BadParameter("repo is empty: name one, such as org/name, or a file, such as ./model.gguf")
+    if missing_file(repo, Path.cwd()):
+        raise CtlError(
+            f"no file {repo} here; a repo on the hub is org/name, and a file of the worker's machine is file:/path"
+        )
+    return repo_argument(repo, Path.cwd())
