@@ -23,18 +23,18 @@ from activities.contract import (
 )
 from activities.node_contract import PreflightRequest
 from fleet.inputs import read_request, spec_of, updated
-from fleet.job_queue import Turn, Waiting
+from fleet.job_queue import Turn
 from fleet.reasons import Failure, LlmgwError, Reason
 from fleet.render import markdown, size, steps_table
 from fleet.repos import default_name, parse_repo
-from fleet.room_deadline import RoomDeadline
 from fleet.spec import JobKind, JobRequest, ModelSpec, ResolvedModel
 from fleet.wishes import Applied
 from workflows import calls, messages
 from workflows.fleet_line import FleetLine
 from workflows.job_details import applied_detail, endpoint_of, mirrored_detail, resolved_detail, smoke_detail
 from workflows.messages import Answer, Ask, AskKind, ModelStatus, Phase
-from workflows.spans import ends, fail, link, span, traceparent
+from workflows.placement_wait import PlacementWait
+from workflows.spans import ends, fail, span, traceparent
 from workflows.steps import Step, Steps
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
@@ -60,11 +60,7 @@ class ModelJob:
         self._result: JobResult | None = None
         self._trace = ""
         self._line = FleetLine()
-        self._room = RoomDeadline(None)
-        self._queues = False
-        """Whether jobs on one model run one after the other."""
-        self._take_back = False
-        """Whether what a job that failed did to the catalog is undone."""
+        self._wait = PlacementWait(self._line, None)
         self._steps = Steps(self._show)
 
     @workflow.run
@@ -100,7 +96,7 @@ class ModelJob:
         except LlmgwError as error:
             return error.failure.detail
         self._request, self._cell, self._name = request, request.cell, request.name or ""
-        self._room = RoomDeadline(request.room_deadline_s)
+        self._wait = PlacementWait(self._line, request.room_deadline_s)
         self._line.cell = request.cell
         wrong = self._read_name(request)
         self._line.name = self._name
@@ -142,7 +138,7 @@ class ModelJob:
         with self._steps.run("catalog") as step:
             applied = await self._apply(self._spec(resolved, mirrored, checked), step)
         with self._steps.run("placement") as step:
-            served = await self._wait(step)
+            served = await self._wait.until(Phase.SERVING, step)
         smoke = await self._smoke(served)
         serves = "is serving" if served.replicas else "is in the catalog"
         same = "" if applied.changed else ", as before: nothing was to be changed"
@@ -164,7 +160,7 @@ class ModelJob:
             removed = await self._line.ask(self._line.asks(AskKind.REMOVE))
             step.say(f"{self._name} is taken out of the catalog")
         with self._steps.run("placement") as step:
-            await self._wait(step)
+            await self._wait.until(Phase.REMOVED, step)
         self._steps.skip("smoke test", "nothing serves any more")
         deleted = ""
         if self._request.delete_weights:
@@ -180,8 +176,8 @@ class ModelJob:
 
     async def _take_turn(self, step: Step) -> None:
         # Jobs that began before there were queues go on without one.
-        self._queues = workflow.patched("queues")
-        if self._queues:
+        self._wait.may_end_early = workflow.patched("queues")
+        if self._wait.may_end_early:
             await self._line.take_turn(self._request.kind, step)
 
     async def _take_over(self) -> None:
@@ -250,65 +246,6 @@ class ModelJob:
         step.say(applied_detail(self._name, answer.applied))
         return answer.applied
 
-    async def _wait(self, step: Step) -> ModelStatus:
-        """Until the model serves (or is gone, for a remove), showing why it does not yet."""
-        goal = Phase.REMOVED if self._request.kind is JobKind.REMOVE else Phase.SERVING
-        linked: set[str] = set()
-        while True:
-            await self._news(goal)
-            status = self._line.news.pop(0)
-            step.say(status.sentence)
-            for replica in status.replicas:
-                if goal is Phase.SERVING and replica.trace not in linked:
-                    linked.add(replica.trace)
-                    for found in link(replica.trace, {"llmgw.replica": replica.replica}):
-                        step.span.add_link(found.context, found.attributes)
-            if status.phase is goal:
-                return status
-            if status.phase is Phase.FAILED and status.failure is not None:
-                raise calls.failed(status.failure)
-            if status.phase is Phase.REMOVED:
-                raise calls.failed(Failure(reason=Reason.CANCELLED, detail=f"{self._name} was removed meanwhile"))
-
-    async def _news(self, goal: Phase) -> None:
-        """Until Fleet has told something. A job gives way to a later one that wants the model otherwise, and gives up
-        where no node has room for as long as it may wait."""
-        line = self._line
-        if not self._queues or goal is Phase.REMOVED:
-            await workflow.wait_condition(lambda: bool(line.news))
-            return
-        looked: Waiting | None = None
-        while not line.news:
-            behind = line.turn.behind if line.turn is not None else None
-            waits = line.model is not None and line.model.phase is Phase.WAITING
-            self._room.waits(waits, workflow.time())
-            if behind is not None and (behind.kind is JobKind.REMOVE or (waits and behind != looked)):
-                looked = behind
-                await self._give_way(behind)
-                continue
-            try:
-                await workflow.wait_condition(
-                    lambda behind=behind: bool(line.news) or line.turn is None or line.turn.behind != behind,  # type: ignore[misc]
-                    timeout=self._room.left_s(workflow.time()),
-                    timeout_summary="how long it may wait for room",
-                )
-            except TimeoutError:
-                failure = await self._no_room()
-                if failure is not None:
-                    self._take_back = True
-                    raise calls.failed(self._room.given_up(failure)) from None
-                self._room.looked(workflow.time())
-
-    async def _give_way(self, behind: Waiting) -> None:
-        removes = behind.kind is JobKind.REMOVE
-        if removes or await self._no_room() is not None:
-            self._take_back = not removes
-            detail = f"{behind.job} on the same model came while this one waited for {self._name} to serve"
-            raise calls.failed(Failure(reason=Reason.SUPERSEDED, detail=detail))
-
-    async def _no_room(self) -> Failure | None:
-        return (await self._line.inquire(self._line.asks(AskKind.ROOM))).failure
-
     async def _smoke(self, served: ModelStatus) -> SmokeResult | None:
         endpoint = endpoint_of(served)
         if not endpoint:
@@ -332,7 +269,7 @@ class ModelJob:
     async def _ended_badly(self, error: BaseException, root: Span) -> None:
         cancelled = is_cancelled_exception(error)
         # Nothing half done: what this job did to the catalog and nobody has used yet is undone.
-        await self._hang_up(take_back=cancelled or self._take_back)
+        await self._hang_up(take_back=cancelled or self._wait.take_back)
         self._failure = calls.failure_of(error)
         fail(root, self._failure)
         self._finish(JobState.CANCELLED if cancelled else JobState.FAILED, root)

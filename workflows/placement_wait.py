@@ -1,0 +1,83 @@
+"""A job's wait for its model to serve: what it shows meanwhile, and when it ends without that."""
+
+from temporalio import workflow
+
+from fleet.job_queue import Waiting
+from fleet.reasons import Failure, Reason
+from fleet.room_deadline import RoomDeadline
+from fleet.spec import JobKind
+from workflows import calls
+from workflows.fleet_line import FleetLine
+from workflows.messages import AskKind, ModelStatus, Phase
+from workflows.spans import link
+from workflows.steps import Step
+
+
+class PlacementWait:
+    """`room_deadline_s`: how long it may wait for a place that no node has; None: for as long as it takes."""
+
+    def __init__(self, line: FleetLine, room_deadline_s: float | None) -> None:
+        self._line = line
+        self._room = RoomDeadline(room_deadline_s)
+        self.may_end_early = False
+        """Jobs that began before there were queues wait for ever, as they did then."""
+        self.take_back = False
+        """Whether it ended so that what the job did to the catalog is to be undone."""
+
+    async def until(self, goal: Phase, step: Step) -> ModelStatus:
+        """Until the model serves, or is gone, showing why it does not yet. Raises ApplicationError with the reason."""
+        linked: set[str] = set()
+        while True:
+            await self._news(goal)
+            status = self._line.news.pop(0)
+            step.say(status.sentence)
+            for replica in status.replicas:
+                if goal is Phase.SERVING and replica.trace not in linked:
+                    linked.add(replica.trace)
+                    for found in link(replica.trace, {"llmgw.replica": replica.replica}):
+                        step.span.add_link(found.context, found.attributes)
+            if status.phase is goal:
+                return status
+            if status.phase is Phase.FAILED and status.failure is not None:
+                raise calls.failed(status.failure)
+            if status.phase is Phase.REMOVED:
+                raise calls.failed(Failure(reason=Reason.CANCELLED, detail=f"{self._line.name} was removed meanwhile"))
+
+    async def _news(self, goal: Phase) -> None:
+        """Until Fleet has told something. A job gives way to a later one that wants the model otherwise, and gives up
+        where no node has room for as long as it may wait."""
+        line = self._line
+        if not self.may_end_early or goal is Phase.REMOVED:
+            await workflow.wait_condition(lambda: bool(line.news))
+            return
+        looked: Waiting | None = None
+        while not line.news:
+            behind = line.turn.behind if line.turn is not None else None
+            waits = line.model is not None and line.model.phase is Phase.WAITING
+            self._room.waits(waits, workflow.time())
+            if behind is not None and (behind.kind is JobKind.REMOVE or (waits and behind != looked)):
+                looked = behind
+                await self._give_way(behind)
+                continue
+            try:
+                await workflow.wait_condition(
+                    lambda behind=behind: bool(line.news) or line.turn is None or line.turn.behind != behind,  # type: ignore[misc]
+                    timeout=self._room.left_s(workflow.time()),
+                    timeout_summary="how long it may wait for room",
+                )
+            except TimeoutError:
+                failure = await self._no_room()
+                if failure is not None:
+                    self.take_back = True
+                    raise calls.failed(self._room.given_up(failure)) from None
+                self._room.looked(workflow.time())
+
+    async def _give_way(self, behind: Waiting) -> None:
+        removes = behind.kind is JobKind.REMOVE
+        if removes or await self._no_room() is not None:
+            self.take_back = not removes
+            detail = f"{behind.job} on the same model came while this one waited for {self._line.name} to serve"
+            raise calls.failed(Failure(reason=Reason.SUPERSEDED, detail=detail))
+
+    async def _no_room(self) -> Failure | None:
+        return (await self._line.inquire(self._line.asks(AskKind.ROOM))).failure
