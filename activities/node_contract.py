@@ -88,6 +88,8 @@ class StartProgress(Record):
     """The heartbeat of a start, shown by the web UI and by ctl."""
 
     phase: StartPhase
+    detail: str = ""
+    """What of it is being done, in a few words."""
     done_bytes: int = 0
     total_bytes: int = 0
 

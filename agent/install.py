@@ -9,13 +9,15 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import uv
 from filelock import FileLock, Timeout
 
 from agent.engines.adapter import MAX_LINE, Adapter
+from agent.install_progress import InstallProgress
 from agent.spans import step
 from fleet.reasons import Reason, StepError
 from fleet.spec import Engine
@@ -25,6 +27,9 @@ from runtime.config import EngineConfig
 logger = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.1
+KEPT_LINES = 500
+"""Of an installer's output: a failed build says why within its last hundred."""
+READ_BYTES = 64 * 1024
 _PASSED = re.compile(
     r"(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|SSL_CERT_\w+|UV_\w+|PIP_\w+|NETRC|XDG_\w+|(HTTPS?|ALL|NO)_PROXY)",
     re.IGNORECASE,
@@ -34,8 +39,14 @@ _FROM_PIP = {
     "PIP_EXTRA_INDEX_URL": "UV_INDEX",
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_CERT": "SSL_CERT_FILE",
+    "PIP_NO_INDEX": "UV_NO_INDEX",
+    "PIP_TRUSTED_HOST": "UV_INSECURE_HOST",
+    "PIP_CONSTRAINT": "UV_CONSTRAINT",
+    "PIP_DEFAULT_TIMEOUT": "UV_HTTP_TIMEOUT",
 }
 """uv does not read pip's variables; a node that is set up for pip means both."""
+_BY_COMMA = frozenset({"UV_FIND_LINKS"})
+"""Lists that uv divides by commas, where pip takes blanks."""
 
 
 class Installs:
@@ -67,10 +78,11 @@ class Installs:
         python = config.bin if config.bin is not None else self._published(engine)
         return python if python is not None and os.access(python, os.X_OK) else None
 
-    async def ensure(self, engine: Engine, *, gpus: bool) -> Path:
+    async def ensure(self, engine: Engine, *, gpus: bool, say: Callable[[str], None] = lambda _: None) -> Path:
         """The interpreter of an engine; installs it, under a span of its own, where it is not there.
 
-        Two callers at once install once. Raises StepError: ENGINE_MISSING, INSTALL_FAILED.
+        Two callers at once install once. `say` is told what is being done, in a few words.
+        Raises StepError: ENGINE_MISSING, INSTALL_FAILED.
         """
         config = self._config(engine)
         if (python := self.python(engine)) is not None:
@@ -87,17 +99,18 @@ class Installs:
                 lock.acquire(blocking=False)
                 break
             except Timeout:
+                say("another start installs it")
                 await asyncio.sleep(LOCK_POLL_S)
         try:
             if (python := self.python(engine)) is not None:
                 return python
             attributes = {"llmgw.engine": engine.value, "llmgw.version": self.version(engine)}
             with step("install engine", attributes):
-                return await self._install(engine, gpus=gpus)
+                return await self._install(engine, gpus=gpus, say=say)
         finally:
             lock.release()
 
-    async def _install(self, engine: Engine, *, gpus: bool) -> Path:
+    async def _install(self, engine: Engine, *, gpus: bool, say: Callable[[str], None]) -> Path:
         adapter, config = self._adapters[engine], self._config(engine)
         self._sweep(engine)
         home = self._root / f"{self._name(engine)}-{secrets.token_hex(4)}"
@@ -105,11 +118,22 @@ class Installs:
         tool = uv.find_uv_bin()
         install = [tool, "pip", "install", "--python", str(python)]
         if config.extra_index:
-            install += ["--extra-index-url", config.extra_index]
+            # As pip does: the best version of all indexes. uv would look no further than the first that has the name,
+            # and an index of GPU builds has old copies of much else.
+            install += ["--extra-index-url", config.extra_index, "--index-strategy", "unsafe-best-match"]
         logger.info("installing engine=%s version=%s", engine, self.version(engine))
+        progress = InstallProgress()
+
+        def follow(line: str) -> None:
+            progress.read(line)
+            say(progress.words)
+
+        say("making its environment")
         try:
             await self._run(engine, [tool, "venv", "--python", sys.executable, str(home)])
-            await self._run(engine, [*install, *adapter.packages(self.version(engine), gpus=gpus)])
+            say(progress.words)
+            await self._run(engine, [*install, *adapter.packages(self.version(engine), gpus=gpus)], follow)
+            say(f"trying it: import {adapter.module}")
             if adapter.unwanted():
                 await self._run(engine, [tool, "pip", "uninstall", "--python", str(python), *adapter.unwanted()])
             await self._run(engine, [str(python), "-I", "-c", f"import {adapter.module}"])
@@ -120,7 +144,7 @@ class Installs:
         logger.info("installed engine=%s version=%s at %s", engine, self.version(engine), home)
         return python
 
-    async def _run(self, engine: Engine, command: list[str]) -> None:
+    async def _run(self, engine: Engine, command: list[str], follow: Callable[[str], None] = lambda _: None) -> None:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -130,13 +154,14 @@ class Installs:
             start_new_session=True,
         )
         try:
-            output, _ = await process.communicate()
+            last = await _lines(process, follow)
+            await process.wait()
         except asyncio.CancelledError:
             os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
             await process.wait()
             raise
         if process.returncode:
-            line = telling_line(output.decode("utf-8", errors="replace"))
+            line = telling_line(last)
             raise StepError(
                 Reason.INSTALL_FAILED, f"{engine} {self.version(engine)} cannot be installed in {self._root}: {line}"
             )
@@ -183,8 +208,24 @@ def install_environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in environ.items() if _PASSED.fullmatch(name)}
     for pip, other in _FROM_PIP.items():
         if pip in kept:
-            kept.setdefault(other, kept[pip])
+            value = ",".join(kept[pip].split()) if other in _BY_COMMA else kept[pip]
+            kept.setdefault(other, value)
     return kept
+
+
+async def _lines(process: asyncio.subprocess.Process, follow: Callable[[str], None]) -> str:
+    """The end of what a process says until it closes its output; `follow` is told each line as it comes."""
+    if process.stdout is None:
+        return ""
+    kept: deque[str] = deque(maxlen=KEPT_LINES)
+    rest = ""
+    while chunk := await process.stdout.read(READ_BYTES):  # by size: a line can be longer than any buffer
+        *lines, rest = (rest + chunk.decode("utf-8", errors="replace")).split("\n")
+        rest = rest[-READ_BYTES:]
+        for line in lines:
+            kept.append(line)
+            follow(line)
+    return "\n".join([*kept, rest])
 
 
 def telling_line(output: str) -> str:

@@ -41,9 +41,9 @@ class Progress:
 
     now: StartProgress = field(default_factory=lambda: StartProgress(phase=StartPhase.INSTALL))
 
-    def at(self, phase: StartPhase, done: int = 0, total: int = 0) -> None:
+    def at(self, phase: StartPhase, done: int = 0, total: int = 0, *, detail: str = "") -> None:
         """The start is here."""
-        self.now = StartProgress(phase=phase, done_bytes=done, total_bytes=total)
+        self.now = StartProgress(phase=phase, detail=detail, done_bytes=done, total_bytes=total)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,11 @@ class Starter:
         self.check_wish(request)
         await asyncio.to_thread(self.check_memory, request)
         progress.at(StartPhase.INSTALL)
-        python = await self.installs.ensure(request.engine, gpus=request.gpus > 0)
+        python = await self.installs.ensure(
+            request.engine,
+            gpus=request.gpus > 0,
+            say=lambda words: progress.at(StartPhase.INSTALL, detail=words),
+        )
         progress.at(StartPhase.FETCH, 0, request.weights.size)
         with step("fetch weights", {"llmgw.model": request.model}) as span:
             brought = await self.weights.bring(

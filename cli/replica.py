@@ -10,19 +10,20 @@ from cli.console import JsonFlag, note, print_json, print_table, run, say
 from cli.errors import CtlError
 from cli.home import Home, find_home
 from cli.session import open_session
-from cli.views import REPLICA_COLUMNS, replica_row, replica_views
-from fleet.state import FleetState
+from cli.starts import doing
+from cli.views import REPLICA_COLUMNS, ReplicaView, replica_row, replica_views
+from fleet.state import FleetState, ReplicaState
 
 app = typer.Typer(help="Replicas: the running copies of models.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_replicas(as_json: JsonFlag = False) -> None:
-    """The replicas with their state, where they run, and why they failed last.
+    """The replicas with their state, what one that starts is doing, where they run, and why they failed last.
 
     Example: ctl replica list
     """
-    views = replica_views(run(_fleet()))
+    views = run(_views())
     if as_json:
         print_json(views)
     else:
@@ -76,6 +77,14 @@ async def _elsewhere(replica: str) -> str:
 
 def _directories(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+
+
+async def _views() -> tuple[ReplicaView, ...]:
+    session = await open_session()
+    views = replica_views(await session.snapshot())
+    starting = [view.id for view in views if view.state in (ReplicaState.PLACED, ReplicaState.STARTING)]
+    told = await doing(session.client, session.cell, starting)
+    return tuple(view.model_copy(update={"doing": told.get(view.id, "")}) for view in views)
 
 
 async def _fleet() -> FleetState:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from fleet import standing
 from fleet.reasons import Failure
 from fleet.records import Record
-from fleet.render import forced_sentence, size
+from fleet.render import forced_sentence, offer_text, size
 from fleet.room import room_of
 from fleet.state import HOLDING, FleetState, ModelRecord, NodeRecord, NodeState, ReplicaRecord, ReplicaState
 
@@ -117,6 +117,8 @@ class ReplicaView(Record):
     failure: FailureView | None
     given_up: bool
     trace: str
+    doing: str = ""
+    """While it starts: what its node is doing."""
 
 
 class JobView(Record):
@@ -214,7 +216,7 @@ def node_views(state: FleetState) -> tuple[NodeView, ...]:
                 )
                 for device in node.inventory.devices
             ),
-            engines=tuple(f"{offer.engine} {offer.version}".strip() for offer in node.inventory.engines),
+            engines=tuple(offer_text(offer) for offer in node.inventory.engines),
             disk_free=node.inventory.disk_free,
             disk_total=node.inventory.disk_total,
             replicas=_replicas_on(state, node),
@@ -316,7 +318,7 @@ def replica_row(view: ReplicaView) -> tuple[str, ...]:
     return (
         view.id,
         view.model,
-        view.state,
+        f"{view.state} ({view.doing})" if view.doing else view.state,
         str(view.generation),
         f"{view.load:.1f}",
         ", ".join(view.nodes),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from fleet.reasons import Reason
-from fleet.state import ForcedEnd, Outcome, ShardAssignment, Verdict
+from fleet.state import EngineOffer, ForcedEnd, Outcome, ShardAssignment, Verdict
 
 COUNTED = frozenset({Reason.GPU_COUNT, Reason.GANG_INCOMPLETE})
 """Reasons whose need and free are numbers of things, not bytes."""
@@ -46,6 +46,11 @@ def forced_sentence(forced: ForcedEnd) -> str:
 def requests(count: int) -> str:
     """`1 request`, `3 requests`."""
     return f"{count} request{'s' if count != 1 else ''}"
+
+
+def offer_text(offer: EngineOffer) -> str:
+    """`llamacpp 1.2`, and whether the first start has to install it."""
+    return f"{offer.engine} {offer.version}".strip() + ("" if offer.installed else " (not installed yet)")
 
 
 def decision_sentence(model: str, shards: tuple[ShardAssignment, ...], verdicts: tuple[Verdict, ...]) -> str:

@@ -33,6 +33,7 @@ from activities.node_contract import (
     ShardHealth,
     ShardRef,
     StartedShard,
+    StartProgress,
     StartShard,
     StoppedShard,
     StopShard,
@@ -86,6 +87,8 @@ class LightNode:
         self.drained: list[ShardRef] = []
         self.left_in_flight = 0
         """What each drain's deadline cuts short."""
+        self.progress: tuple[StartProgress, ...] = ()
+        """What the heartbeats of starts carry."""
         self.attending = asyncio.Event()
         self._leases = 0
         self._stack = AsyncExitStack()
@@ -177,7 +180,7 @@ class LightNode:
 
     async def _beat(self) -> None:
         while True:
-            activity.heartbeat()
+            activity.heartbeat(*self.progress)
             await asyncio.sleep(0.2)
 
     @activity.defn(name=node_contract.DRAIN_SHARD)

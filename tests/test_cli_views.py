@@ -27,8 +27,8 @@ from fleet.commits import commit
 from fleet.facts import Load, ReplicaEvent, loaded, replica_changed
 from fleet.planning import plan
 from fleet.reasons import Failure, Reason
-from fleet.spec import JobKind, Scaling
-from fleet.state import FleetState, ReplicaState
+from fleet.spec import Engine, JobKind, Scaling
+from fleet.state import EngineOffer, FleetState, ReplicaState
 from fleet.wishes import cordon, drain_node, remove, scale
 from tests.fleets import GIB, fleet, inventory, spec
 
@@ -114,6 +114,7 @@ def test_a_replica_as_json() -> None:
         "failure": None,
         "given_up": False,
         "trace": "00-ab-cd-01",
+        "doing": "",
     }
     assert replica_row(view) == ("m-0", "m", "serving", "1", "0.0", "n1", "http://127.0.0.1:21000", "")
     assert len(replica_row(view)) == len(REPLICA_COLUMNS)
@@ -231,3 +232,10 @@ def test_without_a_terminal_each_change_is_said_once() -> None:
     progress.show(status(StepState.RUNNING, StepState.PENDING))
     progress.show(status(StepState.DONE, StepState.RUNNING))
     assert said == ["▸ s0: running", "✓ s0: done", "▸ s1: running"]
+
+
+@pytest.mark.parametrize(("installed", "text"), [(True, "vllm 0.32.0"), (False, "vllm 0.32.0 (not installed yet)")])
+def test_an_engine_says_whether_it_is_installed(installed: bool, text: str) -> None:
+    offer = EngineOffer(engine=Engine.VLLM, version="0.32.0", installed=installed)
+    [view] = node_views(fleet({"n1": inventory(engines=(offer,))}))
+    assert view.engines == (text,)

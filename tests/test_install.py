@@ -10,6 +10,7 @@ import pytest
 
 from agent.engines import ADAPTERS
 from agent.install import Installs, install_environment, telling_line
+from agent.install_progress import InstallProgress
 from fleet.reasons import Reason, StepError
 from fleet.spec import Engine
 from runtime.config import EngineConfig
@@ -61,6 +62,62 @@ async def test_two_starts_install_once_and_a_later_agent_not_again(tmp_path: Pat
     assert later.python(Engine.LLAMACPP) == pythons[0]
     assert [(offer.version, offer.installed) for offer in later.offers()] == [("1.0", True)]
     assert installs(tmp_path, EngineConfig(version="2.0")).python(Engine.LLAMACPP) is None
+
+
+@dataclass(frozen=True)
+class NamedAdapter(WheelAdapter):
+    """Asks for the package by its name, as the real ones do."""
+
+    def packages(self, version: str, *, gpus: bool) -> tuple[str, ...]:
+        return (f"tinyengine=={version}",)
+
+
+async def test_uv_finds_what_pip_is_set_up_for_and_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path / "a", "1.0")
+    wheel(tmp_path / "b", "2.0")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'a'} {tmp_path / 'b'}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for name in ("UV_FIND_LINKS", "UV_NO_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    made = Installs(
+        tmp_path / "engines", {Engine.LLAMACPP: EngineConfig(version="2.0")}, {Engine.LLAMACPP: NamedAdapter()}
+    )
+    told: list[str] = []
+    late: list[str] = []
+    first, second = await asyncio.gather(
+        made.ensure(Engine.LLAMACPP, gpus=False, say=told.append),
+        made.ensure(Engine.LLAMACPP, gpus=False, say=late.append),
+    )
+    assert first == second
+    assert [words for index, words in enumerate(told) if words not in told[:index]] == [
+        "making its environment",
+        "resolving",
+        "downloading 1 package",
+        "installing 1 package",
+        "installed 1 package",
+        "trying it: import tinyengine",
+    ]
+    assert set(late) == {"another start installs it"}
+
+
+def test_what_uv_says_in_a_few_words() -> None:
+    progress = InstallProgress()
+    for line, words in (
+        ("Using Python 3.11.7 environment at: v", "resolving"),
+        ("Resolved 151 packages in 1.18s", "downloading 151 packages"),
+        ("Downloading triton (272.5MiB)", "downloading 151 packages: 0 of 1 large ones done, now triton (272.5MiB)"),
+        ("   Building slow @ file:///x", "downloading 151 packages: 0 of 1 large ones done, now triton (272.5MiB)"),
+        ("   Building slow==1.0", "downloading 151 packages: 0 of 2 large ones done, now triton (272.5MiB)"),
+        (" Downloaded triton", "downloading 151 packages: 1 of 2 large ones done, now slow==1.0"),
+        ("      Built slow==1.0", "downloading 151 packages: 2 of 2 large ones done"),
+        ("Prepared 3 packages in 1.90s", "installing 151 packages"),
+        ("Installed 151 packages in 179ms", "installed 151 packages"),
+        (" + torch==2.13.0+cpu", "installed 151 packages"),
+    ):
+        progress.read(line)
+        assert progress.words == words
 
 
 @pytest.mark.parametrize(
@@ -138,6 +195,7 @@ def test_an_installer_gets_the_indexes_and_nothing_else() -> None:
         "PATH": "/bin",
         "PIP_INDEX_URL": "https://mirror.example/simple",
         "PIP_CERT": "/ca.pem",
+        "PIP_FIND_LINKS": "/wheels  https://wheels.example",
         "UV_CACHE_DIR": "/cache",
         "HTTPS_PROXY": "http://proxy",
         "HF_TOKEN": "t",
@@ -147,8 +205,10 @@ def test_an_installer_gets_the_indexes_and_nothing_else() -> None:
         "PATH": "/bin",
         "PIP_INDEX_URL": "https://mirror.example/simple",
         "PIP_CERT": "/ca.pem",
+        "PIP_FIND_LINKS": "/wheels  https://wheels.example",
         "UV_CACHE_DIR": "/cache",
         "HTTPS_PROXY": "http://proxy",
+        "UV_FIND_LINKS": "/wheels,https://wheels.example",
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",
         "SSL_CERT_FILE": "/ca.pem",
     }
