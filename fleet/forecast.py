@@ -10,7 +10,7 @@ from fleet import wishes
 from fleet.architectures import FORMATS, engine_for
 from fleet.commits import commit
 from fleet.facts import ReplicaEvent, replica_changed
-from fleet.inputs import spec_of
+from fleet.inputs import request_of, spec_of
 from fleet.planning import plan
 from fleet.reasons import LlmgwError, Reason, RefusedError
 from fleet.records import Record
@@ -104,6 +104,12 @@ def wished_spec(state: FleetState, request: JobRequest) -> ModelSpec:
     if known is None:
         return _spec_of_new(name, request)
     spec = known.spec
+    changed = _reestimated(spec, request)
+    if request.memory is None and changed:
+        raise RefusedError(
+            Reason.FIT_UNKNOWN,
+            f"what it needs is estimated anew, as its {' and '.join(changed)} changed: say its memory, or apply it",
+        )
     memory = int(request.memory) if request.memory is not None else spec.need.memory
     return spec_of(
         name,
@@ -114,6 +120,17 @@ def wished_spec(state: FleetState, request: JobRequest) -> ModelSpec:
         need=ShardNeed(memory=memory, gpus=request.gpus, disk=spec.need.disk),
         context_length=request.context_length or spec.context_length,
     )
+
+
+ESTIMATED_FROM = ("memory", "gpus", "context_length", "concurrency")
+"""What a job's check estimates memory from, beside the weights and the engine, or takes in place of an estimate."""
+
+
+def _reestimated(spec: ModelSpec, request: JobRequest) -> list[str]:
+    """What the estimate in the catalog was made from and is asked for differently now."""
+    before = request_of(spec)
+    changed = [name for name in ESTIMATED_FROM if getattr(before, name) != getattr(request, name)]
+    return changed if request.engine in (None, spec.engine) else ["engine", *changed]
 
 
 def _known(state: FleetState, request: JobRequest) -> ModelRecord | None:

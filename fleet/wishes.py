@@ -154,6 +154,18 @@ def scale(state: FleetState, name: str, replicas: int) -> FleetState:
     return state.with_model(model.model_copy(update={"spec": spec, "waiting": "", "version": model.version + 1}))
 
 
+def check_scale(state: FleetState, name: str) -> None:
+    """Refuse a number of replicas for a model that demand gives one: it would be gone with the next request."""
+    model = find_model(state, name)
+    scaling = model.spec.scaling
+    if scaling is not None:
+        raise RefusedError(
+            Reason.BAD_INPUT,
+            f"model {model.spec.name} scales by demand, between {scaling.min} and {scaling.max} replicas: "
+            "serve it again with other --min and --max, or change its `scaling` in the file of models",
+        )
+
+
 def cordon(state: FleetState, name: str, cordoned: bool, now: float) -> FleetState:
     """Keep new replicas off a node, or let them on again. What runs there stays."""
     node = find_node(state, name)

@@ -102,6 +102,14 @@ async def test_after_the_deadline_a_drain_ends_what_could_not_move(cell: Cell, n
     assert (forced["replica"], forced["requests"], forced["sentence"]) == ("m-0", 3, cut)
 
 
+async def test_a_model_that_scales_by_demand_is_not_scaled_by_hand(cell: Cell, node: LightNode, ctl: Ctl) -> None:
+    await cell.run({"repo": "file:/models/m.gguf", "name": "m", "scaling": {"min": 1, "max": 3}})
+    code, _, err = await ctl.run("model", "scale", "m", "2")
+    assert code == 1
+    assert "model m scales by demand, between 1 and 3 replicas: serve it again with other --min and --max" in err
+    assert (await cell.state()).models["m"].spec.replicas == 1
+
+
 async def test_retry_starts_what_was_given_up(cell: Cell, node: LightNode, session: Session, ctl: Ctl) -> None:
     await cell.run({"repo": "file:/models/m.gguf", "name": "m"})
     failure = Failure(reason=Reason.EXITED, detail="it broke", node=node.name)

@@ -132,11 +132,38 @@ def test_a_model_that_is_being_removed_cannot_be_planned() -> None:
 
 def test_the_spec_of_a_repo_that_is_known() -> None:
     state = served({"n1": 16}, request(memory="4GiB"))
-    again = wished_spec(state, request(replicas=2, priority=7, constraints=Constraints(role="gpu")))
+    role = Constraints(role="gpu")
+    again = wished_spec(state, request(memory="4GiB", replicas=2, priority=7, constraints=role))
     assert (again.need.memory, again.weights.model_id, again.replicas, again.priority) == (4 * GIB, "m-abc", 2, 7)
     assert (again.context_length, again.constraints.role) == (2048, "gpu")
     other = wished_spec(state, request("other", repo="file:/models/m.gguf", memory="2GiB", context_length=512))
     assert (other.name, other.need.memory, other.weights.model_id) == ("other", 2 * GIB, "m-abc")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"context_length": 8192}, "context_length"),
+        ({"concurrency": 16}, "concurrency"),
+        ({"gpus": 2}, "gpus"),
+        ({"engine": "vllm"}, "engine"),
+        ({"gpus": 2, "context_length": 8192}, "gpus and context_length"),
+    ],
+)
+def test_an_estimate_is_not_reused_for_what_it_was_not_made_for(change: dict[str, object], named: str) -> None:
+    estimated, _ = apply(served({"n1": 16}), spec("m", request=request(), memory=4 * GIB), 2.0)
+    assert wished_spec(estimated, request(replicas=3, priority=9)).need.memory == 4 * GIB
+    assert wished_spec(estimated, request("m", memory="5GiB", **change)).need.memory == 5 * GIB
+    with pytest.raises(LlmgwError) as caught:
+        wished_spec(estimated, request("m", **change))
+    assert caught.value.failure.detail == (
+        f"what it needs is estimated anew, as its {named} changed: say its memory, or apply it"
+    )
+
+
+def test_a_number_that_was_said_is_no_estimate_for_when_none_is_said() -> None:
+    with pytest.raises(LlmgwError, match="estimated anew, as its memory changed"):
+        wished_spec(served({"n1": 16}, request(memory="4GiB")), request())
 
 
 def test_the_spec_of_a_repo_that_is_new() -> None:

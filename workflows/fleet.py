@@ -315,6 +315,7 @@ class Fleet:
             if arg is None and wish.argument is not Nothing:
                 raise calls.failed(Failure(reason=Reason.BAD_INPUT, detail=f"input: {name} needs an argument"))
             try:
+                wish.check(self._state, arg)
                 wish.grant(self._state, arg, workflow.time())
             except RefusedError as refused:
                 raise calls.failed(refused.failure) from None

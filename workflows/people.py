@@ -25,6 +25,8 @@ class Wish(NamedTuple):
     argument: type[Typed]
     grant: Callable[[FleetState, Any, float], FleetState]
     answer: Callable[[FleetState, Any], str]
+    check: Callable[[FleetState, Any], None] = lambda state, arg: None
+    """Refuses a new wish that older histories hold as granted, so that `grant` must go on granting it."""
 
 
 def _brake(state: FleetState, arg: Nothing) -> str:
@@ -42,6 +44,7 @@ WISHES: Mapping[str, Wish] = MappingProxyType(
             ScaleArg,
             lambda state, arg, now: wishes.scale(state, arg.name, arg.replicas),
             lambda state, arg: f"{arg.name} is scaled to {arg.replicas} replicas",
+            lambda state, arg: wishes.check_scale(state, arg.name),
         ),
         contract.UPDATE_RETRY: Wish(
             NameArg,
