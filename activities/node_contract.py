@@ -121,6 +121,8 @@ class StoppedShard(Record):
     was_running: bool
     killed: bool = False
     """It did not go within the grace."""
+    held: str = ""
+    """Who still holds what, where not all is back: the node is in quarantine. Empty where all is."""
 
 
 class DrainShard(Record):

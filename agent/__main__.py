@@ -18,6 +18,7 @@ from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
 from activities.contract import lease_queue, node_queue
+from agent.ending import Endings
 from agent.engines import ADAPTERS
 from agent.install import Installs
 from agent.inventory import measure, reserved
@@ -112,11 +113,15 @@ def compose(
     config: AgentConfig, machine: Machine, keys: EngineKeys, layout: Layout, probe: Probe, incarnation: str
 ) -> Parts:
     """Make every part once and tie them together."""
-    ledger, supervisor, outbox = Ledger(layout.ledger), Supervisor(layout), Outbox()
+    ledger, outbox = Ledger(layout.ledger), Outbox()
+    supervisor = Supervisor(layout, log_bytes=int(config.keep_logs))
     weights = WeightStore(layout.weights, int(config.keep_free))
     installs = Installs(layout.engines, config.engines, ADAPTERS)
-    watch = Watch(config.node, ledger, supervisor, probe, ADAPTERS, outbox.put, hung_after_s=config.hung_after_s)
-    starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, probe, watch, keys)
+    endings = Endings(ledger, supervisor, machine.gpus, lambda: membership.measure_again())
+    watch = Watch(
+        config.node, ledger, supervisor, endings, probe, ADAPTERS, outbox.put, hung_after_s=config.hung_after_s
+    )
+    starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, endings, probe, watch, keys)
     take = functools.partial(_measure, config, starter, layout)
     turns = Turns(config.node, starter, left_running=lambda: membership.rejoin())
     membership = Membership(
@@ -144,12 +149,14 @@ async def _run(config: AgentConfig, machine: Machine, keys: EngineKeys, layout: 
             logger.warning("engines on %s ask nobody for a key: name an engine_key_file", config.address)
         logger.info("agent starts incarnation=%s data=%s", incarnation, layout.data)
         await recover(parts.starter)
+        ending = asyncio.create_task(parts.starter.endings.run())
         speaking = asyncio.create_task(_speak(config, parts, incarnation, leave=stop_engines))
         await asked.wait()
         speaking.cancel()
         await asyncio.wait([speaking])
         if stop_engines:
             await parts.turns.stop_all(DRAIN_S, GRACE_S)
+        await _ended(ending)
         await parts.starter.watch.close()
     logger.info("agent ends; engines %s", "are stopped" if stop_engines else "go on")
 
@@ -216,7 +223,11 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def _measure(config: AgentConfig, starter: Starter, layout: Layout) -> Inventory:
     held = reserved(starter.ledger.entries())
-    return measure(config, starter.machine, starter.installs, starter.weights, pids(starter), held, layout.weights)
+    ours = pids(starter)
+    measured = measure(config, starter.machine, starter.installs, starter.weights, ours, held, layout.weights)
+    notes = (starter.ledger.trouble,) if starter.ledger.trouble else ()
+    added = {"quarantine": starter.endings.quarantine(), "notes": notes, "logs": str(layout.logs)}
+    return measured.model_copy(update=added)
 
 
 def loopback(address: str) -> bool:

@@ -138,6 +138,11 @@ class Membership:
         self._must_join = True
         self._outbox.filled.set()
 
+    def measure_again(self) -> None:
+        """Measure soon, not at the next interval: something changed that placement must know."""
+        self._measured_at = 0.0
+        self._outbox.filled.set()
+
     async def run(self, client: Client) -> None:
         """Be a member until cancelled. Whatever goes wrong between us and Temporal is tried again."""
         try:

@@ -63,6 +63,14 @@ def alive(process: Mark, boot: str) -> bool:
     return found.state not in "ZX"
 
 
+def command_name(pid: int) -> str:
+    """What the process calls itself, as `ps` shows it; empty where it has ended."""
+    try:
+        return (PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def reap(process: Mark) -> None:
     """Give the pid of an ended child of ours back to the kernel; a child of another's is left to that one."""
     with contextlib.suppress(ChildProcessError):

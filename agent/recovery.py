@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from pydantic import ValidationError
+
 from activities.node_contract import (
     RunningShard,
     ShardChange,
@@ -15,6 +17,7 @@ from agent.spans import step
 from agent.start import Starter
 from agent.turns import Turns
 from fleet.reasons import StepError
+from runtime.engine_logs import launches
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +26,13 @@ UNCLAIMED_GRACE_S = 5.0
 
 
 async def recover(parts: Starter) -> None:
-    """Take up what the ledger names; where the ledger is lost, what /proc shows to be ours."""
+    """Take up what the ledger names; where the ledger is lost, what /proc shows to be ours. End what is neither."""
+    parts.supervisor.sweep()
     if parts.ledger.lost:
         await _rebuild(parts)
     for entry in parts.ledger.entries():
         await _take_up(parts, entry)
+    await _end_strays(parts)
 
 
 def running(parts: Starter) -> tuple[RunningShard, ...]:
@@ -73,7 +78,7 @@ async def adopt(turns: Turns, shards: tuple[RunningShard, ...], claimed: tuple[S
 
 async def _take_up(parts: Starter, entry: Entry) -> None:
     replica, generation = entry.shard.replica, entry.shard.generation
-    process = entry.process or parts.supervisor.find(entry.stem)
+    process = entry.process or await parts.supervisor.launched(entry.stem)
     if process is None:
         parts.ledger.drop(entry)  # the agent ended between writing it down and launching
         return
@@ -90,18 +95,40 @@ async def _take_up(parts: Starter, entry: Entry) -> None:
         await parts.watch.bury(found, status)
     else:
         parts.ledger.put(found)  # the next attempt of its start says why it ended
-        try:
-            await parts.supervisor.stop(process, 0)
-        except StepError as error:
-            logger.error("what was left of replica=%s generation=%d stays: %s", replica, generation, error)
+        await parts.endings.end(found, process, 0)
 
 
 async def _rebuild(parts: Starter) -> None:
-    """Everything we launch carries its ledger entry in its environment."""
+    """Everything we launch carries its ledger entry in its environment, and leaves its generation as its log's name."""
+    for directory in parts.supervisor.shard_directories():
+        replica, _, rank = directory.name.rpartition(".")
+        newest = max((launch.generation for launch in launches(directory)), default=0)
+        if replica and rank.isdecimal():
+            parts.ledger.note_start(ShardRef(replica=replica, generation=newest, rank=int(rank)))
     for stem, note in parts.supervisor.running_launches().items():
-        entry = Entry.model_validate_json(note)
+        try:
+            entry = Entry.model_validate_json(note)
+        except ValidationError:
+            continue  # it is ended with the strays
+        older = parts.ledger.entry(entry.shard)
+        if older is not None and older.shard.generation > entry.shard.generation:
+            continue
         path = parts.adapters[entry.engine].health_path
         answer = await parts.probe.health(entry.endpoint, path)
         parts.ledger.note_start(entry.shard)
         parts.ledger.put(entry.model_copy(update={"stem": stem, "ready": answer.health is Health.SERVING}))
         logger.warning("found without a ledger replica=%s generation=%d", entry.shard.replica, entry.shard.generation)
+
+
+async def _end_strays(parts: Starter) -> None:
+    """What runs beneath our directory and stands in no entry can be claimed by nobody: it is ended."""
+    known = {entry.stem for entry in parts.ledger.entries()} | {held.process.stem for held in parts.ledger.held()}
+    for stem in parts.supervisor.running_launches().keys() - known:
+        process = await parts.supervisor.launched(stem)
+        if process is None:
+            continue
+        logger.error("an engine that is in no ledger is ended: pid %d of %s", process.engine.pid, stem)
+        try:
+            await parts.supervisor.stop(process, 0)
+        except StepError as error:
+            logger.error("it stays: %s", error)

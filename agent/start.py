@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from activities.node_contract import StartPhase, StartProgress, StartShard
+from agent.ending import Endings
 from agent.engines.adapter import Adapter, Launch
 from agent.gpus import Gpu
 from agent.install import Installs
@@ -57,6 +58,7 @@ class Starter:
     weights: WeightStore
     ledger: Ledger
     supervisor: Supervisor
+    endings: Endings
     probe: Probe
     watch: Watch
     keys: EngineKeys
@@ -83,7 +85,7 @@ class Starter:
             entry = self._entry(request, brought)
             launch = self._launch(request, entry, brought.directory, gpus)
             adapter = self.adapters[request.engine]
-            self.ledger.put(entry)
+            self.ledger.reserve(entry)
             process = await self.supervisor.launch(
                 entry.stem, adapter.command(python, launch), adapter.environment(launch), entry.model_dump_json()
             )

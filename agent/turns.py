@@ -17,6 +17,7 @@ from activities.node_contract import (
     StoppedShard,
 )
 from agent.connections import clients
+from agent.ending import Ended
 from agent.layout import shard_key
 from agent.ledger import Entry
 from agent.spans import step
@@ -86,9 +87,9 @@ class Turns:
                 if entry is None or entry.shard.generation > shard.generation:
                     return StoppedShard(was_running=interrupted)
                 ran = entry.process is not None and self._supervisor.runs(entry.process)
-                killed = await self._end(entry, grace_s)
-                logger.info("stopped replica=%s generation=%d killed=%s", shard.replica, shard.generation, killed)
-                return StoppedShard(was_running=ran or interrupted, killed=killed)
+                ended = await self._end(entry, grace_s)
+                logger.info("stopped replica=%s generation=%d killed=%s", shard.replica, shard.generation, ended.killed)
+                return StoppedShard(was_running=ran or interrupted, killed=ended.killed, held=ended.held)
 
     async def drain(self, entry: Entry, deadline_s: float) -> int:
         """Wait until nothing is in flight; what is left at the deadline. An engine nobody reaches has nothing.
@@ -176,7 +177,7 @@ class Turns:
             return None
         if entry.failure is not None:
             raise StepError(entry.failure.reason, entry.failure.detail)
-        process = entry.process or self._supervisor.find(entry.stem)
+        process = entry.process or await self._supervisor.launched(entry.stem)
         status = self._supervisor.ended(process) if process is not None else None
         if process is None or (status is not None and status.note):
             await self._end(entry, 0)  # never launched, or gone without a trace, as with a restart of the machine
@@ -227,17 +228,17 @@ class Turns:
         if entry is not None and entry.shard.generation == shard.generation:
             await self._end(entry, CLEANUP_GRACE_S)
 
-    async def _end(self, entry: Entry, grace_s: float) -> bool:
-        """End an engine and forget it; whether it had to be killed."""
+    async def _end(self, entry: Entry, grace_s: float) -> Ended:
+        """End an engine and forget it."""
         await self._watch.end(entry.shard)
-        process = entry.process or self._supervisor.find(entry.stem)
-        killed = False
+        process = entry.process or await self._supervisor.launched(entry.stem)
+        ended = Ended(killed=False, held="")
         if process is not None:
             with step("stop engine", {"process.pid": process.engine.pid}) as span:
-                killed = await self._supervisor.stop(process, grace_s)
-                span.set_attribute("llmgw.killed", killed)
+                ended = await self._starter.endings.end(entry, process, grace_s)
+                span.set_attributes({"llmgw.killed": ended.killed, "llmgw.held": ended.held})
         self._ledger.drop(entry)
-        return killed
+        return ended
 
     def _lock(self, key: str) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from activities.node_contract import ShardChange, ShardHealth, ShardRef
+from agent.ending import Endings
 from agent.engines.adapter import Adapter, ExitStatus
 from agent.layout import shard_key
 from agent.ledger import Entry, Ledger
 from agent.probe import Health, Probe
 from agent.supervisor import EngineProcess, Supervisor
 from agent.work import LATE_AFTER_S, Work
-from fleet.reasons import Failure, Reason, StepError
+from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Watch:
         node: str,
         ledger: Ledger,
         supervisor: Supervisor,
+        endings: Endings,
         probe: Probe,
         adapters: Mapping[Engine, Adapter],
         report: Callable[[ShardChange], None],
@@ -43,6 +45,7 @@ class Watch:
         self._node = node
         self._ledger = ledger
         self._supervisor = supervisor
+        self._endings = endings
         self._probe = probe
         self._adapters = adapters
         self._report = report
@@ -77,10 +80,7 @@ class Watch:
         """An engine that served ended unasked: end what it left, keep the cause until it is taken, report it."""
         failure = self.cause(entry, status)
         if entry.process is not None:
-            try:
-                await self._supervisor.stop(entry.process, 0)
-            except StepError as error:
-                logger.error("replica=%s: %s", entry.shard.replica, error)  # the end is still reported
+            await self._endings.end(entry, entry.process, 0)
         logger.error(
             "engine ended replica=%s generation=%d: %s", entry.shard.replica, entry.shard.generation, failure.detail
         )
@@ -96,7 +96,9 @@ class Watch:
         if status.code is None and status.signal is None:
             failure = Failure(reason=Reason.ENGINE_GONE, detail=f"the engine is gone: {status.note}")
         else:
-            failure = self._adapters[entry.engine].diagnose(status, self._supervisor.tail(entry.stem))
+            # Why a start failed can stand at its beginning; that is long past in the log of one that served.
+            read = self._supervisor.tail if entry.ready else self._supervisor.output
+            failure = self._adapters[entry.engine].diagnose(status, read(entry.stem))
         return failure.model_copy(update={"node": self._node})
 
     async def _watch(self, entry: Entry, process: EngineProcess) -> None:

@@ -38,7 +38,7 @@ class NodeView(Record):
 
     id: str
     state: str
-    """ready, cordoned, draining or lost."""
+    """ready, quarantined, cordoned, draining or lost."""
     since: float
     drain_until: float
     """When what still runs on a draining node is stopped; 0 where it does not drain."""
@@ -200,10 +200,10 @@ def node_views(state: FleetState) -> tuple[NodeView, ...]:
     return tuple(
         NodeView(
             id=node.id,
-            state=node.state,
+            state="quarantined" if node.state is NodeState.READY and node.quarantine else node.state,
             since=node.since,
             drain_until=node.drain_until if node.state is NodeState.DRAINING else 0.0,
-            cause=node.cause,
+            cause="; ".join(filter(None, (node.cause, node.quarantine, *node.inventory.notes))),
             address=node.inventory.address,
             cpus=node.inventory.cpus,
             devices=tuple(

@@ -160,6 +160,9 @@ def _act(state: FleetState, spec: ModelSpec, world: World, verdict: Verdict) -> 
     match verdict.reason:
         case Reason.NODE_CORDONED | Reason.NODE_DRAINING:
             return Act(f"uncordon {node.id}", _opened(world))
+        case Reason.NODE_QUARANTINED:
+            freed = _with(world, quarantine="")
+            return Act(f"free {node.id} of what keeps it in quarantine ({node.quarantine}), or uncordon it", freed)
         case Reason.NODE_LOST:
             return Act(f"bring the agent of {node.id} back", _opened(world))
         case Reason.ENGINE_MISSING:

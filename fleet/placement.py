@@ -226,6 +226,8 @@ def _excluded(node: NodeRecord, spec: ModelSpec) -> Reason | None:
     closed = CLOSED.get(node.state)
     if closed is not None:
         return closed
+    if node.quarantine:
+        return Reason.NODE_QUARANTINED
     constraints, inventory = spec.constraints, node.inventory
     if any(inventory.labels.get(key) != value for key, value in constraints.labels.items()):
         return Reason.LABELS

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     NODE_CORDONED = "node_cordoned"
     NODE_DRAINING = "node_draining"
     NODE_LOST = "node_lost"
+    NODE_QUARANTINED = "node_quarantined"
     LABELS = "labels"
     ROLE = "role"
     GPU_MODEL = "gpu_model"
@@ -93,6 +94,9 @@ REASONS: dict[Reason, Meaning] = {
     Reason.NO_NODES: Meaning("placement", True, "start an agent on a machine that is to serve models"),
     Reason.NODE_CORDONED: Meaning("placement", True, "uncordon the node"),
     Reason.NODE_DRAINING: Meaning("placement", True, "uncordon the node when its maintenance is over"),
+    Reason.NODE_QUARANTINED: Meaning(
+        "placement", True, "end the process it names or restart the machine; uncordon the node to use it all the same"
+    ),
     Reason.LABELS: Meaning("placement", True, "label a node in its agent.yaml, or change the model's constraints"),
     Reason.ROLE: Meaning("placement", True, "give a node the role in its agent.yaml, or change the constraints"),
     Reason.GPU_MODEL: Meaning("placement", True, "add a node with such GPUs, or change the constraints"),

@@ -61,6 +61,12 @@ class Inventory(Record):
     mirror_url: str = ""
     version: str = ""
     """The agent's own version."""
+    quarantine: str = ""
+    """Why the node itself takes nothing new, such as memory that did not come back; empty where it does."""
+    notes: tuple[str, ...] = ()
+    """What an operator should know of the node, a sentence each."""
+    logs: str = ""
+    """The directory of its engines' logs, on the node."""
 
 
 class NodeState(StrEnum):
@@ -90,8 +96,15 @@ class NodeRecord(Record):
     """What it was when it was lost: a cordon or drain outlives that."""
     left: bool = False
     """Lost because its agent said goodbye: its engines are stopped."""
+    pardoned: str = ""
+    """The quarantine that an operator lifted: it does not count; another one does."""
     version: int = 0
     """Counts the changes that matter to a plan; a plan on an older one is refused."""
+
+    @property
+    def quarantine(self) -> str:
+        """Why nothing new is placed here although its state may be ready; empty where that is not so."""
+        return "" if self.inventory.quarantine == self.pardoned else self.inventory.quarantine
 
 
 class DeviceShare(Record):

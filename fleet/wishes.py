@@ -167,16 +167,19 @@ def check_scale(state: FleetState, name: str) -> None:
 
 
 def cordon(state: FleetState, name: str, cordoned: bool, now: float) -> FleetState:
-    """Keep new replicas off a node, or let them on again. What runs there stays."""
+    """Keep new replicas off a node, or let them on again, also where it put itself in quarantine."""
     node = find_node(state, name)
     if node.state is NodeState.LOST:
         raise RefusedError(Reason.BAD_INPUT, f"node {name} is lost: bring its agent back first")
     target = NodeState.CORDONED if cordoned else NodeState.READY
+    pardoned = node.pardoned if cordoned else node.inventory.quarantine
     if node.state is target:
-        return state
+        if node.pardoned == pardoned:
+            return state
+        return state.with_node(node.model_copy(update={"pardoned": pardoned, "version": node.version + 1}))
     # A cordon on a draining node ends the drain and keeps new replicas off; what has moved stays where it is.
     cause = "cordoned by an operator" if cordoned else ""
-    update = {"state": target, "since": now, "cause": cause, "version": node.version + 1}
+    update = {"state": target, "since": now, "cause": cause, "pardoned": pardoned, "version": node.version + 1}
     return state.with_node(node.model_copy(update=update))
 
 

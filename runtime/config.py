@@ -163,6 +163,8 @@ class AgentConfig(Section):
     """Disk space weights never take."""
     inventory_file: Path | None = None
     """A YAML file of memory and GPUs that is believed instead of measuring, for tests and plans."""
+    keep_logs: ByteSize = ByteSize(512 * MIB)
+    """What the engines' logs of the whole node may take; those of engines that run are bounded and stay."""
     labels: dict[str, str] = {}
     roles: tuple[str, ...] = ()
     engines: dict[Engine, EngineConfig] = {Engine.LLAMACPP: EngineConfig()}

@@ -1,5 +1,6 @@
 """The activities of a node as Temporal calls them, without Temporal, and what must be true after them."""
 
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from activities.node_contract import (
     StoppedShard,
     StopShard,
 )
+from agent.layout import Layout
 from agent.processes import Mark, mark
 from fleet.reasons import StepError
 from tests.fake_engines.node import FakeNode
@@ -42,3 +44,13 @@ def assert_nothing_left(node: FakeNode) -> None:
     assert node.supervisor.running_launches() == {}
     assert node.ledger.entries() == ()
     assert list(node.layout.weights.glob("*.partial")) == []
+
+
+def ended_launch(layout: Layout, replica: str, *, size: int, changed: float) -> None:
+    """The files of a launch that is over."""
+    directory = layout.logs / f"{replica}.0"
+    directory.mkdir(parents=True)
+    for suffix, content in ((".log", bytes(size)), (".exit", b'{"code": 0, "signal": null}')):
+        path = directory / f"1-1{suffix}"
+        path.write_bytes(content)
+        os.utime(path, (changed, changed))

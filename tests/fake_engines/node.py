@@ -1,11 +1,12 @@
 """A node's parts with the stand-in engine: everything of the agent but Temporal, in a directory of its own."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from activities.node_contract import ShardChange, ShardRef, StartShard
+from agent.ending import Endings
 from agent.engines.adapter import Adapter, ExitStatus, Launch, diagnose, gauge_sum, patterns, samples
 from agent.install import Installs
 from agent.inventory import measure, reserved
@@ -80,6 +81,8 @@ class FakeNode:
     hung_after_s: float = 300.0
     settings: dict[str, Any] = field(default_factory=dict)
     machine: Machine = field(default_factory=ThisMachine)
+    release_wait_s: float = 0.3
+    kill_wait_s: float = 15.0
 
     def __post_init__(self) -> None:
         if self.ports == (0, 0):
@@ -96,7 +99,15 @@ class FakeNode:
         self.keys = EngineKeys(self.config.engine_key_file)
         self.layout = Layout(self.config.data)
         self.ledger = Ledger(self.layout.ledger)
-        self.supervisor = Supervisor(self.layout)
+        self.supervisor = Supervisor(self.layout, kill_wait_s=self.kill_wait_s)
+        self.quarantines: list[str] = []
+        self.endings = Endings(
+            self.ledger,
+            self.supervisor,
+            self.machine.gpus,
+            lambda: self.quarantines.append(self.endings.quarantine()),
+            release_wait_s=self.release_wait_s,
+        )
         self.changes: list[ShardChange] = []
         self.left = 0
         adapters = {Engine.LLAMACPP: self.adapter}
@@ -106,6 +117,7 @@ class FakeNode:
             "n1",
             self.ledger,
             self.supervisor,
+            self.endings,
             self.probe,
             adapters,
             self.changes.append,
@@ -120,6 +132,7 @@ class FakeNode:
             self.weights,
             self.ledger,
             self.supervisor,
+            self.endings,
             self.probe,
             self.watch,
             self.keys,
@@ -138,7 +151,7 @@ class FakeNode:
 
     def successor(self) -> "FakeNode":
         """The parts of the next agent process on this node."""
-        return FakeNode(self.home, self.probe, self.adapter, self.python, self.ports, self.unhealthy_after_s)
+        return replace(self)
 
     async def close(self) -> None:
         """End whatever this node started, known to its ledger or not."""
