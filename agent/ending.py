@@ -61,7 +61,7 @@ class Endings:
     async def end(self, entry: Entry, process: EngineProcess, grace_s: float) -> Ended:
         """End it. Never fails: what stays is held against the node."""
         devices = tuple(share.uuid for share in entry.devices if share.uuid != CPU)
-        seen = set(self._supervisor.members(process))
+        seen = {process.engine, process.shim, *entry.members, *self._supervisor.members(process)}
         killed = True
         try:
             killed = await self._supervisor.stop(process, grace_s, seen)

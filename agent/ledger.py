@@ -44,6 +44,8 @@ class Entry(Record):
     process: EngineProcess | None = None
     """None from just before the launch until its pids are known."""
     ready: bool = False
+    members: tuple[Mark, ...] = ()
+    """Its processes when it became ready: whose GPU memory must be back at its end, also if it dies by itself."""
     failure: Failure | None = None
     """It ended unasked, and the fleet has not taken the report yet."""
 

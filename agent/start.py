@@ -124,7 +124,10 @@ class Starter:
                     await asyncio.sleep(READY_POLL_S)
             finally:
                 span.set_attribute("llmgw.polls", polls)
-        ready = entry.model_copy(update={"ready": True})
+        members = self.supervisor.members(entry.process) if entry.process is not None else set()
+        ready = entry.model_copy(
+            update={"ready": True, "members": tuple(sorted(members, key=lambda member: member.pid))}
+        )
         self.ledger.put(ready)
         return ready
 

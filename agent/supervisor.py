@@ -224,12 +224,12 @@ class Supervisor:
         shim_until = 0.0
         while left := self.members(process):
             now = time.monotonic()
-            if now > deadline:
-                one = min(left, key=lambda member: member.pid)
-                raise StepError(Reason.NODE_QUARANTINED, f"pid {one.pid} ({command_name(one.pid)}) outlives KILL")
+            rest = left - {process.shim}
             if seen is not None:
                 seen |= left
-            rest = left - {process.shim}
+            if now > deadline:
+                one = min(rest or left, key=lambda member: member.pid)
+                raise StepError(Reason.NODE_QUARANTINED, f"pid {one.pid} ({command_name(one.pid)}) outlives KILL")
             if rest:
                 # Not the shim: while it lives, whoever loses its parent becomes its child and is found.
                 cgroups.kill(process.cgroups)

@@ -43,6 +43,12 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def say_lines(lines: Iterable[str]) -> None:
+    """Many lines, written together."""
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
 def note(text: str) -> None:
     """One line beside the answer, on stderr."""
     print(text, file=sys.stderr, flush=True)

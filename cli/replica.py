@@ -1,18 +1,18 @@
 """`ctl replica`: the running copies of models, and what their engines wrote."""
 
-from collections import deque
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.console import JsonFlag, note, print_json, print_table, run, say
+from cli import engine_logs
+from cli.console import JsonFlag, note, print_json, print_table, run, say_lines
 from cli.errors import CtlError
-from cli.home import Home, find_home
+from cli.home import find_home
 from cli.session import open_session
 from cli.starts import doing
 from cli.views import REPLICA_COLUMNS, ReplicaView, replica_row, replica_views
-from fleet.state import FleetState, ReplicaState
+from fleet.state import FleetState, NodeRecord, ReplicaRecord, ReplicaState
 
 app = typer.Typer(help="Replicas: the running copies of models.", no_args_is_help=True)
 
@@ -33,50 +33,69 @@ def list_replicas(as_json: JsonFlag = False) -> None:
 @app.command()
 def logs(
     replica: Annotated[str, typer.Argument(metavar="ID", help="The replica's id, as `ctl replica list` lists it.")],
-    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what it writes, and its successors.")
+    ] = False,
+    attempt: Annotated[
+        str, typer.Option(metavar="GENERATION[-N]", help="Another launch than the newest, such as 7 or 7-1.")
+    ] = "",
+    previous: Annotated[bool, typer.Option("--previous", "-p", help="The launch before the newest.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="All that is kept: the beginning too.")] = False,
 ) -> None:
-    """The end of the log of a replica's newest engine, on the machine that runs it.
+    """What a replica's engine wrote, on the machine that runs it.
 
-    Example: ctl replica logs smollm2-0 --lines 20
+    A launch keeps the beginning of its output and the end. A replica of several shards has a log for each.
+
+    Example: ctl replica logs smollm2-0 -f
     """
-    found = newest_logs(find_home(), replica)
-    if not found:
-        raise CtlError(run(_elsewhere(replica)))
-    for log in found:
-        if len(found) > 1:
-            note(f"{log}:")
-        with log.open(encoding="utf-8", errors="replace") as file:
-            for line in deque(file, lines):
-                say(line.rstrip("\n"))
+    if follow and (attempt or previous or whole):
+        raise CtlError("--follow shows the newest launch: leave out --attempt, --previous and --all")
+    if attempt and previous:
+        raise CtlError("--attempt and --previous name two launches: leave one of them out")
+    shards = _shards(replica)
+    if follow:
+        run(engine_logs.follow(shards, lines, say_lines, note))
+        return
+    for shard in shards:
+        launch = engine_logs.choose(shard, attempt, previous=previous)
+        if len(shards) > 1 or attempt or previous:
+            note(f"{shard.name} {engine_logs.brief(launch)}:")
+        say_lines(engine_logs.all_lines(launch) if whole else engine_logs.last_lines(launch, lines))
 
 
-def newest_logs(home: Home, replica: str) -> list[Path]:
-    """The newest log of each shard of a replica that ran on this home's node; agent/supervisor.py names them."""
-    if not home.agent_yaml.exists():
-        return []
-    directory = home.agent().data / "logs"
-    shards = [path for path in _directories(directory) if path.name.rpartition(".")[0] == replica]
-    newest = (max(shard.glob("*.log"), key=lambda log: log.stat().st_mtime_ns, default=None) for shard in shards)
-    return [log for log in newest if log is not None]
+def _shards(replica: str) -> list[Path]:
+    home = find_home()
+    if home.agent_yaml.exists():
+        found = engine_logs.shards_of(home.agent().data / "logs", replica)
+        if found:
+            return found
+    record, nodes = run(_where(replica))
+    for node in nodes:
+        # On a machine that serves by an agent.yaml of its own, what its agent told leads there.
+        found = engine_logs.shards_of(Path(node.inventory.logs), replica) if node.inventory.logs else []
+        if found:
+            return found
+    raise CtlError(_elsewhere(record, nodes))
 
 
-async def _elsewhere(replica: str) -> str:
+async def _where(replica: str) -> tuple[ReplicaRecord, list[NodeRecord]]:
     state = await _fleet()
     record = state.replicas.get(replica)
     if record is None:
         known = ", ".join(sorted(state.replicas)) or "none"
-        return f"no replica is named {replica}; there are: {known}"
-    if not record.nodes:
-        return f"replica {replica} has no log on this machine, and runs nowhere just now: it is {record.state}"
-    nodes = ", ".join(record.nodes)
-    return (
-        f"replica {replica} has no log on this machine: it runs on {nodes}; look there in `logs/{replica}.0/` beneath "
-        f"`data` of its agent.yaml"
-    )
+        raise CtlError(f"no replica is named {replica}; there are: {known}")
+    return record, [state.nodes[node] for node in dict.fromkeys(record.nodes) if node in state.nodes]
 
 
-def _directories(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+def _elsewhere(record: ReplicaRecord, nodes: list[NodeRecord]) -> str:
+    if not nodes:
+        return f"replica {record.id} has no log on this machine, and runs nowhere just now: it is {record.state}"
+    places = [
+        f"on {node.id} ({node.inventory.address}) read {node.inventory.logs or 'logs'}/{record.id}.{rank}/latest"
+        for rank, node in enumerate(nodes)
+    ]
+    return f"replica {record.id} has no log on this machine: {', and '.join(places)}"
 
 
 async def _views() -> tuple[ReplicaView, ...]:

@@ -295,7 +295,7 @@ def _priority(state: FleetState, replica: ReplicaRecord) -> int:
 def _advice(spec: ModelSpec, decision: Decision) -> tuple[str, ...]:
     if not decision.verdicts:
         return ("start an agent: no node has joined",)
-    reasons = {verdict.reason for verdict in decision.verdicts} - {None, *CLOSED.values()}
+    reasons = {verdict.reason for verdict in decision.verdicts} - {None, Reason.NODE_QUARANTINED, *CLOSED.values()}
     advice = [meaning.advice for reason, meaning in REASONS.items() if reason in reasons]
     short = [v for v in decision.verdicts if v.reason in (Reason.MEMORY, Reason.GPU_MEMORY)]
     if short:

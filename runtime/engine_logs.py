@@ -5,6 +5,7 @@ output is `7-1.log` from the beginning and `7-1.log.<offset>` from there on; seg
 there is too much.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -74,6 +75,14 @@ class LaunchLog(NamedTuple):
                 continue
             size, changed = size + stat.st_size, max(changed, stat.st_mtime)
         return size, changed
+
+    def ended(self) -> str:
+        """`exit code 1` or `killed by signal 9`; empty while it runs, and where nobody was left to see it."""
+        try:
+            said = json.loads(self.stem.with_name(f"{self.name}.exit").read_text(encoding="utf-8"))
+            return f"killed by signal {said['signal']}" if said["signal"] else f"exit code {said['code']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
 
     def read(self, position: int = 0) -> Iterator[Piece]:
         """The output from a position on, in pieces; one that begins later than the last one ended follows a gap."""

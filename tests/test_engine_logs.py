@@ -122,7 +122,14 @@ def test_logs_of_all_shards_together_are_bounded_and_those_long_gone_go_first(tm
 async def test_an_engine_that_writes_without_end_fills_no_disk_and_is_not_held_up(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     supervisor = Supervisor(layout)
-    script = "import sys\nfor n in range(2**21): print('line %10d' % n)\nprint('done', file=sys.stderr)"
+    script = """
+import os, sys
+for first in range(0, 2**21, 4096):
+    block = b"".join(b"line %10d\\n" % number for number in range(first, first + 4096))
+    while block:
+        block = block[os.write(1, block):]
+print("done", file=sys.stderr)
+"""
     stem = str(layout.logs / "loud-0.0" / "1-1")
     process = await supervisor.launch(stem, [sys.executable, "-c", script], {})
     status = await until(lambda: supervisor.ended(process), 60)
