@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from temporalio.client import Client
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agent.shim import SEGMENT_BYTES, Log
 from cli.__main__ import app
