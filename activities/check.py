@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from temporalio import activity
@@ -33,11 +32,12 @@ from fleet.fit import (
 from fleet.gguf import read_gguf
 from fleet.reasons import Reason, StepError
 from fleet.render import size
-from fleet.repos import default_name, parse_repo, path_of_url
+from fleet.repos import default_name, parse_repo
 from fleet.safetensors import safetensors_extent
-from fleet.spec import Engine, Format, JobRequest, ShardNeed, Weights
+from fleet.spec import Engine, Format, JobRequest, ModelFile, ShardNeed, Weights
 from fleet.state import FleetState
-from runtime.download import in_thread
+from runtime.mirrors import reading
+from runtime.threads import in_thread
 
 T = TypeVar("T")
 
@@ -101,21 +101,11 @@ def decide(shape: ModelShape, weights: Weights, request: JobRequest, state: Flee
 
 def read_shape(weights: Weights) -> ModelShape:
     """What the files in the mirror say; each weight file must be as long as its header says. Raises StepError."""
-    directory = Path(path_of_url(weights.mirror))
-    try:
-        if weights.format is Format.GGUF:
-            return _read_gguf_shape(directory, weights)
-        return _read_config_shape(directory, weights)
-    except FileNotFoundError as error:
-        raise StepError(Reason.WEIGHTS_MISSING, f"{error.filename} is not in the mirror") from error
-    except OSError as error:
-        raise StepError(Reason.WEIGHTS_UNREADABLE, f"{error.filename or directory}: {error.strerror}") from error
+    return _read_gguf_shape(weights) if weights.format is Format.GGUF else _read_config_shape(weights)
 
 
-def _read_gguf_shape(directory: Path, weights: Weights) -> ModelShape:
-    headers = {
-        file.path: _with_reader(directory / file.path, read_gguf) for file in weights.files if _is(file.path, ".gguf")
-    }
+def _read_gguf_shape(weights: Weights) -> ModelShape:
+    headers = {file.path: _with_reader(weights, file, read_gguf) for file in weights.files if _is(file.path, ".gguf")}
     if weights.entry not in headers:
         raise StepError(Reason.WEIGHTS_MISSING, f"{weights.entry or 'the GGUF'} is not among the model's files")
     entry = headers[weights.entry]
@@ -127,13 +117,12 @@ def _read_gguf_shape(directory: Path, weights: Weights) -> ModelShape:
     return shape_from_gguf(entry, weights.size)
 
 
-def _read_config_shape(directory: Path, weights: Weights) -> ModelShape:
+def _read_config_shape(weights: Weights) -> ModelShape:
     tensors = [file for file in weights.files if _is(file.path, ".safetensors")]
     for file in tensors:
-        _with_reader(directory / file.path, safetensors_extent)
-    path = directory / "config.json"
-    with path.open("rb") as stream:
-        text = stream.read(MAX_CONFIG + 1)
+        _with_reader(weights, file, safetensors_extent)
+    with reading(weights.mirror, ModelFile(path="config.json", size=0)) as config_file:
+        text = config_file.at(0, MAX_CONFIG + 1)
     try:
         config = json.loads(text) if len(text) <= MAX_CONFIG else None
     except (ValueError, RecursionError):
@@ -143,14 +132,9 @@ def _read_config_shape(directory: Path, weights: Weights) -> ModelShape:
     return shape_from_config(config, sum(file.size for file in tensors))
 
 
-def _with_reader(path: Path, parse: Callable[[str, int, Callable[[int, int], bytes]], T]) -> T:
-    with path.open("rb") as stream:
-
-        def read(offset: int, length: int) -> bytes:
-            stream.seek(offset)
-            return stream.read(length)
-
-        return parse(path.name, path.stat().st_size, read)
+def _with_reader(weights: Weights, file: ModelFile, parse: Callable[[str, int, Callable[[int, int], bytes]], T]) -> T:
+    with reading(weights.mirror, file) as opened:
+        return parse(file.path.rpartition("/")[2], opened.size, opened.at)
 
 
 def _is(path: str, suffix: str) -> bool:

@@ -1,7 +1,6 @@
 """The job's second step: one copy of the model's files for the whole fleet, every byte of it verified."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from temporalio import activity
@@ -9,19 +8,20 @@ from temporalio import activity
 from activities.contract import DISCARD_WEIGHTS, MIRROR_MODEL, MirrorRequest, MirrorResult
 from activities.registry import read_token
 from fleet.reasons import Reason, StepError
-from fleet.repos import INDEX, weights_id
+from fleet.repos import check_paths, file_url, path_of_url, weights_id
 from fleet.spec import ResolvedModel, Weights
+from runtime import manifest, shelf
 from runtime.config import HubConfig, MirrorConfig
-from runtime.download import in_thread
+from runtime.http_source import HttpSource, host_of
+from runtime.mirrors import is_directory, is_web
 from runtime.progress import reporting
-from runtime.transfer import discard, fetch
-
-MAX_INDEX = 64 * 1024**2
-"""Bytes of a shard index: that of a model with a thousand shards takes 10 MB."""
+from runtime.sources import FileSource, Source
+from runtime.threads import in_thread
+from runtime.transfer import Fetched, discard, fetch
 
 
 class Mirror:
-    """Copies models into `<mirror path>/<weights id>/`."""
+    """Copies models to `<mirror>/<weights id>/`, in a directory or in an object store."""
 
     def __init__(self, config: MirrorConfig, hub: HubConfig) -> None:
         self._config = config
@@ -29,25 +29,23 @@ class Mirror:
 
     @activity.defn(name=MIRROR_MODEL)
     async def mirror_model(self, request: MirrorRequest) -> MirrorResult:
-        """Raises StepError as `runtime.transfer.fetch` does. A cancellation leaves no partial file."""
+        """Raises StepError as `runtime.transfer.fetch` does, and MIRROR_UNREACHABLE. A cancellation leaves no partial
+        file."""
         resolved = request.resolved
+        check_paths(file.path for file in resolved.files)
         name = weights_id(resolved)
-        directory = self._config.path / name
+        url = f"{self._config.address}/{name}"
         progress = {"done_bytes": 0, "total_bytes": resolved.size}
 
         def show(done: int, total: int) -> None:
             progress.update(done_bytes=done, total_bytes=total)
 
-        async with reporting(lambda: dict(progress)):
-            fetched = await fetch(
-                resolved.files,
-                lambda file: file.url,
-                directory,
-                keep_free=self._config.keep_free,
-                progress=show,
-                headers=self._headers(resolved, request.token),
-            )
-            await in_thread(_check_index, directory, {file.path for file in fetched.files})
+        source = _origin(resolved, self._headers(resolved, request.token))
+        try:
+            async with reporting(lambda: dict(progress)):
+                fetched = await self._copy(resolved, source, url, show)
+        finally:
+            await source.close()
         return MirrorResult(
             outcome="copied" if fetched.copied_bytes else "already mirrored",
             copied_bytes=fetched.copied_bytes,
@@ -57,16 +55,33 @@ class Mirror:
                 format=resolved.format,
                 entry=resolved.entry,
                 files=tuple(file.model_copy(update={"url": ""}) for file in fetched.files),
-                mirror=directory.as_uri(),
+                mirror=url,
+                hub=self._on_hub(resolved),
             ),
         )
 
     @activity.defn(name=DISCARD_WEIGHTS)
     async def discard_weights(self, weights: Weights) -> None:
         """Remove a model's copy; what is gone is gone. Never touches what is not in the mirror."""
-        directory = self._config.path / weights.model_id
-        if weights.mirror == directory.as_uri():
-            await discard(directory)
+        if weights.mirror != f"{self._config.address}/{weights.model_id}":
+            return
+        if is_directory(weights.mirror):
+            await discard(self._config.directory(weights.model_id))
+        elif not is_web(weights.mirror):
+            await shelf.clear(weights.mirror)
+
+    async def _copy(
+        self, resolved: ResolvedModel, source: Source, url: str, show: Callable[[int, int], None]
+    ) -> Fetched:
+        if is_web(url):
+            return await shelf.look(resolved.files, url)
+        if not is_directory(url):
+            return await shelf.fill(resolved.files, source, url, progress=show)
+        directory = self._config.directory(weights_id(resolved))
+        fetched = await fetch(resolved.files, [source], directory, keep_free=self._config.keep_free, progress=show)
+        if fetched.copied_bytes:
+            await in_thread(manifest.settle, directory)  # the fleet's one copy must outlive a power cut
+        return fetched
 
     def _headers(self, resolved: ResolvedModel, token_name: str) -> Mapping[str, str]:
         """The token goes to the hub alone; a redirect to another host drops it."""
@@ -76,18 +91,22 @@ class Mirror:
         token = read_token(self._hub, token_name)
         return {"Authorization": f"Bearer {token}"} if token else {}
 
+    def _on_hub(self, resolved: ResolvedModel) -> str:
+        """Where on the hub a node could read the same files."""
+        if not resolved.repo.startswith("hf:") or not resolved.files:
+            return ""
+        first = resolved.files[0]
+        base = first.url.removesuffix(file_url("", first.path))
+        same = all(file.url == file_url(base, file.path) for file in resolved.files)
+        return base if same else ""
 
-def _check_index(directory: Path, present: set[str]) -> None:
-    """Every shard that the index names must be there: hashes prove the files that came, not that all came."""
-    if INDEX not in present:
-        return
-    path = directory / INDEX
-    try:
-        if path.stat().st_size > MAX_INDEX:
-            raise ValueError("too large")
-        named = {str(value) for value in json.loads(path.read_bytes())["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StepError(Reason.WEIGHTS_UNREADABLE, f"{INDEX} is not a shard index") from error
-    absent = sorted(named - present)
-    if absent:
-        raise StepError(Reason.WEIGHTS_MISSING, f"{INDEX} names {absent[0][:200]!r}, which the repo does not have")
+
+def _origin(resolved: ResolvedModel, headers: Mapping[str, str]) -> Source:
+    """Where the files come from, as their URLs say."""
+    urls = {file.path: file.url for file in resolved.files}
+    if all(url.startswith("file:") for url in urls.values()):
+        return FileSource("hub", resolved.repo, lambda file: Path(path_of_url(urls[file.path])))
+    if all(url.startswith(("http://", "https://")) for url in urls.values()):
+        first = next(iter(urls.values()), "")
+        return HttpSource("hub", host_of(first), lambda file: urls[file.path], headers=headers)
+    raise StepError(Reason.WEIGHTS_MISSING, f"{resolved.repo}: its files have no file: and no https: URL")

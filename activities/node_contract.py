@@ -54,6 +54,8 @@ class StartShard(Record):
     """The name clients use."""
     engine: Engine
     weights: Weights
+    peers: tuple[str, ...] = ()
+    """Where other nodes serve these files, or soon will; the best first."""
     devices: tuple[DeviceShare, ...]
     """What is reserved for it: the "cpu" device, or GPUs by uuid."""
     gpus: int

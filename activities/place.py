@@ -16,6 +16,7 @@ from activities.contract import (
     fleet_id,
 )
 from activities.node_contract import ShardRef, StartShard, StartShards
+from fleet.peers import addresses, fetching, holders, upstream
 from fleet.planning import plan
 from fleet.reasons import Reason, StepError
 from fleet.state import FleetState
@@ -73,11 +74,17 @@ class Place:
 
 def pass_plan(state: FleetState, decided: Plan) -> PassPlan:
     """The plan with what each replica's workflow needs, for the steps that may start one."""
-    starts = {step.replica: start for step in decided.steps if (start := _start(state, step)) is not None}
+    starts: dict[str, StartShards] = {}
+    begun: dict[str, list[str]] = {}
+    """By weights: nodes that fetch them, in the order of their starts."""
+    for step in decided.steps:
+        start = _start(state, step, begun)
+        if start is not None:
+            starts[step.replica] = start
     return PassPlan(steps=decided.steps, starts=starts)
 
 
-def _start(state: FleetState, step: Step) -> StartShards | None:
+def _start(state: FleetState, step: Step, begun: dict[str, list[str]]) -> StartShards | None:
     model = state.models.get(step.model)
     record = state.replicas.get(step.replica)
     held = record.shards if record is not None else ()
@@ -85,6 +92,14 @@ def _start(state: FleetState, step: Step) -> StartShards | None:
     if model is None or not shards:
         return None
     spec = model.spec
+    line = begun.setdefault(spec.weights.model_id, fetching(state, spec.weights.model_id))
+    having = holders(state, spec.weights.model_id)
+    peers = {}
+    for shard in shards:
+        if shard.node in line:
+            line.remove(shard.node)  # it begins anew, behind the others
+        peers[shard.node] = addresses(state, upstream(shard.node, having, line))
+        line.append(shard.node)
     return StartShards(
         model=spec.name,
         nodes=tuple(shard.node for shard in shards),
@@ -95,6 +110,7 @@ def _start(state: FleetState, step: Step) -> StartShards | None:
                 model=spec.name,
                 engine=spec.engine,
                 weights=spec.weights,
+                peers=peers[shard.node],
                 devices=shard.devices,
                 gpus=spec.need.gpus,
                 context_length=spec.context_length,

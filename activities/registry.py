@@ -22,7 +22,7 @@ from fleet.reasons import Reason, StepError
 from fleet.repos import RepoRef, check_path, check_paths, choose_files, parse_repo, shards_beside
 from fleet.spec import ModelFile, ResolvedModel
 from runtime.config import HubConfig
-from runtime.download import in_thread
+from runtime.threads import in_thread
 
 AWAY = frozenset({Reason.HUB_UNREACHABLE, Reason.HUB_BUSY})
 """Why the hub may not have answered, although it knows the repo."""

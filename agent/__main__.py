@@ -28,6 +28,7 @@ from agent.machine import Machine, ThisMachine, WrittenMachine
 from agent.membership import Membership
 from agent.meter import Meter
 from agent.outbox import Outbox
+from agent.peers import PeerServer, read_secret
 from agent.probe import Probe
 from agent.recovery import adopt, pids, recover, reported, running
 from agent.shards import Shards
@@ -67,6 +68,7 @@ def main() -> int:
         config = load(given.config, AgentConfig)
         machine = WrittenMachine(config.inventory_file) if config.inventory_file is not None else ThisMachine()
         keys = EngineKeys(config.engine_key_file)
+        secret = read_secret(config.weights.token_file)
     except ConfigError as error:
         return _refuse(str(error))
     layout = Layout(config.data)
@@ -90,7 +92,7 @@ def main() -> int:
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
     flush = tracing.install(config.tracing, "llmgw-agent", instance=config.node)
     try:
-        asyncio.run(_run(config, machine, keys, layout, stop_engines=given.stop_engines))
+        asyncio.run(_run(config, machine, keys, layout, secret, stop_engines=given.stop_engines))
     finally:
         tracing.bounded(flush, SPANS_END_S)
         layout.pid.unlink(missing_ok=True)
@@ -107,22 +109,37 @@ class Parts:
     shards: Shards
     membership: Membership
     meter: Meter
+    peers: PeerServer
 
 
 def compose(
-    config: AgentConfig, machine: Machine, keys: EngineKeys, layout: Layout, probe: Probe, incarnation: str
+    config: AgentConfig,
+    machine: Machine,
+    keys: EngineKeys,
+    layout: Layout,
+    probe: Probe,
+    incarnation: str,
+    secret: str,
 ) -> Parts:
     """Make every part once and tie them together."""
     ledger, outbox = Ledger(layout.ledger), Outbox()
     supervisor = Supervisor(layout, log_bytes=int(config.keep_logs))
-    weights = WeightStore(layout.weights, int(config.keep_free))
+    weights = WeightStore(
+        layout.weights,
+        int(config.keep_free),
+        config.weights,
+        in_use=lambda: {entry.weights_id for entry in ledger.entries()},
+        secret=secret,
+        changed=lambda: membership.measure_again(),
+    )
+    peers = PeerServer(weights.offers, secret)
     installs = Installs(layout.engines, config.engines, ADAPTERS)
     endings = Endings(ledger, supervisor, machine.gpus, lambda: membership.measure_again())
     watch = Watch(
         config.node, ledger, supervisor, endings, probe, ADAPTERS, outbox.put, hung_after_s=config.hung_after_s
     )
     starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, endings, probe, watch, keys)
-    take = functools.partial(_measure, config, starter, layout)
+    take = functools.partial(_measure, config, starter, layout, peers)
     turns = Turns(config.node, starter, left_running=lambda: membership.rejoin())
     membership = Membership(
         config,
@@ -135,19 +152,24 @@ def compose(
         reported=functools.partial(reported, starter),
     )
     meter = Meter(ledger, probe, ADAPTERS, outbox.loads, outbox.filled.set)
-    return Parts(starter, turns, Shards(turns, ledger, weights, take), membership, meter)
+    return Parts(starter, turns, Shards(turns, ledger, weights, take), membership, meter, peers)
 
 
-async def _run(config: AgentConfig, machine: Machine, keys: EngineKeys, layout: Layout, *, stop_engines: bool) -> None:
+async def _run(
+    config: AgentConfig, machine: Machine, keys: EngineKeys, layout: Layout, secret: str, *, stop_engines: bool
+) -> None:
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     incarnation = uuid.uuid4().hex
     async with Probe(keys) as probe:
-        parts = compose(config, machine, keys, layout, probe, incarnation)
+        parts = compose(config, machine, keys, layout, probe, incarnation, secret)
         if not keys.newest and not loopback(config.address):
             logger.warning("engines on %s ask nobody for a key: name an engine_key_file", config.address)
         logger.info("agent starts incarnation=%s data=%s", incarnation, layout.data)
+        if secret:
+            await asyncio.to_thread(parts.starter.weights.offers.scan)
+            parts.peers.open(config.address, config.weights.port)
         await recover(parts.starter)
         ending = asyncio.create_task(parts.starter.endings.run())
         speaking = asyncio.create_task(_speak(config, parts, incarnation, leave=stop_engines))
@@ -158,6 +180,7 @@ async def _run(config: AgentConfig, machine: Machine, keys: EngineKeys, layout: 
             await parts.turns.stop_all(DRAIN_S, GRACE_S)
         await _ended(ending)
         await parts.starter.watch.close()
+        parts.peers.close()
     logger.info("agent ends; engines %s", "are stopped" if stop_engines else "go on")
 
 
@@ -221,12 +244,17 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def _measure(config: AgentConfig, starter: Starter, layout: Layout) -> Inventory:
+def _measure(config: AgentConfig, starter: Starter, layout: Layout, peers: PeerServer) -> Inventory:
     held = reserved(starter.ledger.entries())
     ours = pids(starter)
     measured = measure(config, starter.machine, starter.installs, starter.weights, ours, held, layout.weights)
     notes = (starter.ledger.trouble,) if starter.ledger.trouble else ()
-    added = {"quarantine": starter.endings.quarantine(), "notes": notes, "logs": str(layout.logs)}
+    added = {
+        "quarantine": starter.endings.quarantine(),
+        "notes": notes,
+        "logs": str(layout.logs),
+        "peer_url": peers.url,
+    }
     return measured.model_copy(update=added)
 
 

@@ -45,7 +45,7 @@ def measure(
         engines=installs.offers(),
         cpus=machine.cpus(),
         disk_total=disk.total,
-        disk_free=max(0, disk.free - int(config.keep_free)),
+        disk_free=weights.room(disk.free - int(config.keep_free)),
         weights=weights.held(),
         labels=config.labels,
         roles=config.roles,

@@ -66,6 +66,10 @@ class Starter:
     async def launch(self, request: StartShard, progress: Progress) -> Entry:
         """Check memory, have engine and weights, launch. The ledger has the entry from just before the launch on."""
         self.check_wish(request)
+        with self.weights.claim(request.weights):  # from then on the ledger keeps them from being removed
+            return await self._launched(request, progress)
+
+    async def _launched(self, request: StartShard, progress: Progress) -> Entry:
         await asyncio.to_thread(self.check_memory, request)
         progress.at(StartPhase.INSTALL)
         python = await self.installs.ensure(
@@ -76,9 +80,10 @@ class Starter:
         progress.at(StartPhase.FETCH, 0, request.weights.size)
         with step("fetch weights", {"llmgw.model": request.model}) as span:
             brought = await self.weights.bring(
-                request.weights, lambda done, total: progress.at(StartPhase.FETCH, done, total)
+                request.weights, lambda done, total: progress.at(StartPhase.FETCH, done, total), request.peers
             )
             span.set_attributes({"llmgw.weights.outcome": brought.outcome, "llmgw.bytes": brought.copied_bytes})
+            span.set_attributes({f"llmgw.bytes.{kind}": given for kind, given in brought.sources.items()})
         progress.at(StartPhase.LAUNCH)
         gpus = await asyncio.to_thread(self.check_memory, request)  # the install and the fetch may have taken hours
         with step("launch engine", {"llmgw.engine": request.engine.value}) as span:

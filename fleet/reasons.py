@@ -24,6 +24,7 @@ class Reason(StrEnum):
     WEIGHTS_UNREADABLE = "weights_unreadable"
     WEIGHTS_CORRUPT = "weights_corrupt"
     WEIGHTS_MISSING = "weights_missing"
+    MIRROR_UNREACHABLE = "mirror_unreachable"
     DISK_FULL = "disk_full"
     NOT_WRITABLE = "not_writable"
     # does it fit
@@ -86,6 +87,9 @@ REASONS: dict[Reason, Meaning] = {
     Reason.WEIGHTS_UNREADABLE: Meaning("check", False, "replace the file: it is truncated or not a model"),
     Reason.WEIGHTS_CORRUPT: Meaning("mirror", True, "fetch the file again: its hash is wrong"),
     Reason.WEIGHTS_MISSING: Meaning("mirror", False, "mirror the model again: a file it names is absent"),
+    Reason.MIRROR_UNREACHABLE: Meaning(
+        "mirror", True, "check the mirror's address, the way to it, and the credentials for it in the environment"
+    ),
     Reason.DISK_FULL: Meaning("mirror", False, "free space on the named path or point it at a larger disk"),
     Reason.NOT_WRITABLE: Meaning("mirror", False, "make the named path writable for llmgw or name another one"),
     Reason.DOES_NOT_FIT: Meaning("check", False, "add memory, use a smaller variant, or lower the context length"),

@@ -128,7 +128,9 @@ class Weights(Record):
     entry: str
     files: tuple[ModelFile, ...]
     mirror: str
-    """URL of the directory that holds the files: `file:/…/<model_id>`."""
+    """URL of the directory that holds the files: `file:/…/<model_id>`, `s3://…/<model_id>` and so on."""
+    hub: str = ""
+    """URL on a hub beneath which the files are too, at exactly this revision; empty where no hub has them."""
 
     @property
     def size(self) -> int:

@@ -59,6 +59,8 @@ class Inventory(Record):
     trust_remote_code: bool = False
     """Whether its engines may run Python that came with a model."""
     mirror_url: str = ""
+    peer_url: str = ""
+    """Where the node serves the files of its weights to other nodes; empty: it serves none."""
     version: str = ""
     """The agent's own version."""
     quarantine: str = ""

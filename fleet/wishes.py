@@ -236,7 +236,7 @@ def find_node(state: FleetState, name: str) -> NodeRecord:
 def _started_with(spec: ModelSpec) -> tuple[object, ...]:
     return (
         spec.engine,
-        spec.weights,
+        spec.weights.model_copy(update={"hub": ""}),  # another way to the same bytes is no other version
         spec.need,
         spec.shards,
         spec.constraints,

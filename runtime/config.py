@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
@@ -13,6 +14,7 @@ from fleet.spec import Engine
 from fleet.state import Policy
 
 MIB = 1024**2
+MIRROR_SCHEMES = frozenset({"file", "s3", "gs", "az", "http", "https"})
 
 
 class ConfigError(Exception):
@@ -61,11 +63,34 @@ class TracingConfig(Section):
 
 
 class MirrorConfig(Section):
-    """Where the fleet keeps one copy of each model's files."""
+    """Where the fleet keeps one copy of each model's files: a directory, or an address."""
 
-    path: Path
+    path: Path | None = None
+    url: str = ""
+    """`s3://bucket/prefix`, `gs:`, `az:`; `http:` for one that is only read; `file:` as `path`."""
     keep_free: ByteSize = ByteSize(256 * MIB)
     """Never fill the disk beyond this; 256 MiB keeps logs and a database on the same disk alive."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "MirrorConfig":
+        if (self.path is None) == (not self.url):
+            raise ValueError("name either `path`, a directory, or `url`, such as s3://bucket/prefix")
+        if self.url:
+            parts = urlsplit(self.url)
+            if parts.scheme not in MIRROR_SCHEMES or not (parts.netloc or parts.scheme == "file"):
+                raise ValueError(f"url is not one of {', '.join(sorted(MIRROR_SCHEMES))} with a bucket or host")
+            if parts.username is not None or parts.password is not None or parts.query:
+                raise ValueError("url holds credentials; they belong in the environment of worker and agents")
+        return self
+
+    @property
+    def address(self) -> str:
+        """The mirror's URL."""
+        return self.path.absolute().as_uri() if self.path is not None else self.url.rstrip("/")
+
+    def directory(self, name: str) -> Path:
+        """The directory of one model, where the mirror is one."""
+        return Path(unquote(urlsplit(self.address).path)) / name
 
 
 class RestartConfig(Section):
@@ -141,6 +166,28 @@ class LeaseConfig(Section):
     grace_s: Annotated[float, Field(ge=0)] = 20.0
 
 
+class NodeHubConfig(Section):
+    """Whether this node may fetch from the hub what nobody nearer has."""
+
+    enabled: bool = False
+    token_file: Path | None = None
+    """A file that holds the access token, on this node."""
+
+
+class WeightsConfig(Section):
+    """Where a node's weights come from, who may have them from it, and how much of the disk they take."""
+
+    quota: ByteSize | None = None
+    """All weights together; those used longest ago are removed for new ones. Without it nothing is ever removed."""
+    token_file: Path | None = None
+    """A file with the secret that all nodes of the fleet share; without it the node neither serves nor asks others."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 20999
+    """Where it serves its weights to other nodes, on `address`; 0 takes any free one."""
+    hub_cache: Path | None = Path("~/.cache/huggingface/hub")
+    """A Hugging Face cache whose files are taken where their hash is right; it is never changed."""
+    hub: NodeHubConfig = NodeHubConfig()
+
+
 class AgentConfig(Section):
     """agent.yaml: one node."""
 
@@ -172,6 +219,7 @@ class AgentConfig(Section):
     """Whether engines may run Python that came with a model, where the model asks for it too."""
     hung_after_s: Annotated[float, Field(ge=1)] = 300.0
     """An engine that has requests and shows no progress for so long hangs, whatever its health says."""
+    weights: WeightsConfig = WeightsConfig()
     lease: LeaseConfig = LeaseConfig()
     tracing: TracingConfig = TracingConfig()
 

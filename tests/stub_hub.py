@@ -27,6 +27,10 @@ class Fault:
     """Change the first byte of the body."""
     hold: threading.Event | None = None
     """Wait for it in the middle of the body."""
+    path: str = ""
+    """Only of requests whose path ends so."""
+    since: int = 0
+    """Only of ranges that begin here or later."""
 
 
 @dataclass
@@ -41,11 +45,18 @@ class Hub:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     url: str = ""
+    bodies: list[int] = field(default_factory=list)
+    """Bytes of each body of a file that it was asked for."""
 
-    def take(self, where: str) -> Fault:
+    @property
+    def given(self) -> int:
+        """Bytes of files in all."""
+        return sum(self.bodies)
+
+    def take(self, where: str, path: str, start: int) -> Fault:
         """The fault of this request."""
         for fault in self.faults:
-            if fault.where == where and fault.times > 0:
+            if fault.where == where and fault.times > 0 and path.endswith(fault.path) and start >= fault.since:
                 fault.times -= 1
                 return fault
         return Fault("api", 0)
@@ -87,7 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.served
         path = unquote(urlsplit(self.path).path)
         hub.requests.append((self.command, path, {key.lower(): value for key, value in self.headers.items()}))
-        fault = hub.take("api" if path.startswith("/api/") else "resolve")
+        first = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0]
+        fault = hub.take("api" if path.startswith("/api/") else "resolve", path, int(first))
         if fault.status:
             self._send(fault.status, b'{"error":"secret-in-the-body"}', fault.headers)
         elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
@@ -116,14 +128,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         data = hub.files[name]
-        start = 0
+        start, end = 0, len(data)
         status, headers = 200, {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
         asked = self.headers.get("Range", "")
         if hub.ranges and asked.startswith("bytes="):
-            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(end, int(last) + 1) if last else end
+            if start >= len(data):
+                self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+                return
             status = 206
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        body = data[start:]
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        body = data[start:end]
+        hub.bodies.append(len(body))
         if fault.flip:
             body = bytes([body[0] ^ 1]) + body[1:]
         self._send(status, body, headers, fault)

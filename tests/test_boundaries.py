@@ -20,7 +20,19 @@ OTEL_API = (
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "fleet": ("fleet", "pydantic"),
-    "runtime": ("runtime", "fleet", "pydantic", "yaml", "temporalio", "opentelemetry", "httpx", "filelock"),
+    "runtime": (
+        "runtime",
+        "fleet",
+        "pydantic",
+        "yaml",
+        "temporalio",
+        "opentelemetry",
+        "httpx",
+        "requests",
+        "urllib3",
+        "obstore",
+        "filelock",
+    ),
     "workflows": (
         "workflows",
         "fleet",

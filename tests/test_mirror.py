@@ -122,7 +122,7 @@ async def test_index_that_names_an_absent_shard(hub: Hub, store: Path) -> None:
 
 async def test_heartbeats_carry_progress_and_a_cancel_cleans_up(hub: Hub, store: Path) -> None:
     hold = threading.Event()
-    hub.faults.append(Fault("resolve", 1, hold=hold))
+    hub.faults.append(Fault("resolve", 1, hold=hold, since=1))
     config = HubConfig(endpoint=hub.url)
     resolved = await resolve("org/name", config)
     beats: list[dict[str, int]] = []
@@ -137,4 +137,4 @@ async def test_heartbeats_carry_progress_and_a_cancel_cleans_up(hub: Hub, store:
             await task
     finally:
         hold.set()
-    assert {path.name for path in store.iterdir()} == {f"{weights_id(resolved)}.lock"}
+    assert {path.name for path in store.iterdir()} == {f"{weights_id(resolved)}.lock", ".reserve.lock"}

@@ -14,7 +14,9 @@ import pytest
 
 from fleet.reasons import Reason
 from fleet.spec import ModelFile
-from runtime.transfer import LOCK_POLL_S, MANIFEST, fetch, verified
+from runtime.manifest import MANIFEST, settle
+from runtime.transfer import LOCK_POLL_S, fetch, verified
+from runtime.visit import PARTS
 from tests.stub_hub import Fault, stub_hub
 from tests.transfers import DATA, MIB, bring, content, failure, holds, left, listed, nothing, write
 from tests.waiting import until
@@ -91,7 +93,7 @@ async def test_wrong_size_is_seen_and_the_open_file_of_an_engine_is_left_alone(s
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\\b", "a\nb", MANIFEST])
 async def test_hostile_path_is_refused_before_anything_is_made(tmp_path: Path, path: str) -> None:
     target = tmp_path / "cache" / "m"
-    work = fetch([ModelFile(path=path, size=1)], lambda file: "file:///x", target, keep_free=0, progress=nothing)
+    work = fetch([ModelFile(path=path, size=1)], [], target, keep_free=0, progress=nothing)
     reason, _ = await failure(asyncio.ensure_future(work))
     assert reason is Reason.BAD_INPUT
     assert list(tmp_path.iterdir()) == []
@@ -169,26 +171,32 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_full_disk(small_disk: Path, source: str) -> None:
     target = small_disk / "m"
     reason, detail = await failure(asyncio.ensure_future(bring(DATA, source, target)))
-    assert (reason, detail) == (Reason.DISK_FULL, f"{target}: needs 9.0 MiB, 1 MiB is free")
+    assert (reason, detail) == (Reason.DISK_FULL, f"{target}: needs 9.0 MiB, 1020 KiB is free")
     assert left(target) == set()
 
 
-async def test_disk_that_fills_up_meanwhile(small_disk: Path, tmp_path: Path) -> None:
+async def test_space_is_taken_before_the_first_byte_and_given_back(small_disk: Path) -> None:
     data = {name: content(name, 300_000) for name in ("a", "b", "c")}
-    base = write(tmp_path / "s", data).as_uri()
-    target = small_disk / "m"
-    hog = small_disk / "hog"
-
-    def fill(done: int, total: int) -> None:
-        if not hog.exists():
-            hog.write_bytes(bytes(600_000))
-
-    reason, detail = await failure(asyncio.ensure_future(bring(data, base, target, progress=fill)))
-    assert reason is Reason.DISK_FULL
-    assert "the disk filled up meanwhile" in detail
-    assert left(target) == {"hog"}
-    hog.unlink()
-    assert (await bring(data, base, target)).copied_bytes == 900_000
+    target, hold = small_disk / "m", threading.Event()
+    with stub_hub(data, faults=[Fault("resolve", 9, hold=hold)]) as hub:
+        task = asyncio.ensure_future(bring(data, hub.url, target))
+        try:
+            await until(lambda: len(hub.asked("")) == 2)
+            # Another fetch, and any other program, finds the space taken.
+            other = await failure(asyncio.ensure_future(bring({"d": bytes(300_000)}, hub.url, small_disk / "n")))
+            assert other[0] is Reason.DISK_FULL
+            with pytest.raises(OSError, match="No space left"):
+                (small_disk / "hog").write_bytes(bytes(300_000))
+            (small_disk / "hog").unlink()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        finally:
+            hold.set()
+        assert {path.name for path in small_disk.iterdir()} == {"m.lock", "n.lock", ".reserve.lock"}
+        assert shutil.disk_usage(small_disk).free > 900_000
+        assert (await bring(data, hub.url, target)).copied_bytes == 900_000
+    assert holds(target, data)
 
 
 async def test_place_that_cannot_be_written(tmp_path: Path, source: str) -> None:
@@ -203,7 +211,7 @@ async def test_place_that_cannot_be_written(tmp_path: Path, source: str) -> None
 
 async def test_cancel_leaves_nothing_and_lets_the_next_one_in(target: Path, source: str) -> None:
     hold = threading.Event()
-    with stub_hub(DATA, faults=[Fault("resolve", hold=hold)]) as hub:
+    with stub_hub(DATA, faults=[Fault("resolve", 9, hold=hold, since=1)]) as hub:
         seen: list[int] = []
         task = asyncio.ensure_future(bring(DATA, hub.url, target, progress=lambda done, _: seen.append(done)))
         try:
@@ -222,7 +230,7 @@ async def test_cancel_leaves_nothing_and_lets_the_next_one_in(target: Path, sour
 
 async def test_waiter_can_be_cancelled(target: Path, source: str) -> None:
     hold = threading.Event()
-    with stub_hub(DATA, faults=[Fault("resolve", hold=hold)]) as hub:
+    with stub_hub(DATA, faults=[Fault("resolve", 9, hold=hold, since=1)]) as hub:
         seen: list[int] = []
         first = asyncio.ensure_future(bring(DATA, hub.url, target, progress=lambda done, _: seen.append(done)))
         try:
@@ -243,32 +251,67 @@ KILLED = """
 import asyncio, json, sys
 from pathlib import Path
 from fleet.spec import ModelFile
+from runtime.http_source import HttpSource
 from runtime.transfer import fetch
 files = [ModelFile.model_validate(each) for each in json.loads(sys.argv[1])]
-asyncio.run(fetch(files, lambda file: sys.argv[2] + "/" + file.path, Path(sys.argv[3]), keep_free=0,
-                  progress=lambda done, total: print(done, flush=True)))
+mirror = HttpSource("mirror", "hub", lambda file: sys.argv[2] + "/" + file.path)
+asyncio.run(fetch(files, [mirror], Path(sys.argv[3]), keep_free=0, progress=lambda done, total: None))
 """
 
 
 async def test_killed_fetch_is_continued_where_it_was(target: Path) -> None:
-    data = {"first.gguf": content("f", MIB), "second.gguf": content("s", 12 * MIB)}
+    data = {"first.gguf": content("f", MIB), "second.gguf": content("s", 30 * MIB)}
     hold = threading.Event()
-    with stub_hub(data, faults=[Fault("api", 0), Fault("resolve", 1), Fault("resolve", 1, hold=hold)]) as hub:
+    # The first file and two ranges of the second come, the others are held until the process is dead.
+    with stub_hub(data, faults=[Fault("resolve", 9, hold=hold, since=8 * MIB)]) as hub:
         listing = json.dumps([file.model_dump() for file in listed(data)])
         root = Path(__file__).parent.parent
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", KILLED, listing, hub.url, str(target), cwd=root, stdout=asyncio.subprocess.DEVNULL
         )
-        part = target.with_name("m-1.partial") / "second.gguf"
+        partial = target.with_name("m-1.partial")
+
+        def part() -> int:
+            return max((path.stat().st_size for path in (partial / PARTS).glob("?" * 32)), default=0)
+
         try:
-            await until(lambda: part.exists() and part.stat().st_size >= 4 * MIB, timeout=20)
+            await until(lambda: part() >= 8 * MIB and (partial / "first.gguf").exists(), timeout=30)
         finally:
             process.kill()
             await process.wait()
             hold.set()
-        had = part.stat().st_size
+        had, asked, hub.faults = part(), len(hub.requests), []
         fetched = await bring(data, hub.url, target)
         assert fetched.copied_bytes == len(data["second.gguf"]) - had
-        assert hub.asked("second")[-1]["range"] == f"bytes={had}-"
+        ranges = [headers["range"] for _, path, headers in hub.requests[asked:] if "second" in path]
+        assert f"bytes={had}-" in ranges[0]
         assert len(hub.asked("first")) == 1
     assert holds(target, data)
+
+
+async def test_what_was_whole_before_the_machine_started_anew_is_hashed_again(source: str, target: Path) -> None:
+    await bring(DATA, source, target)
+    partial = target.with_name("m-1.partial")
+    target.rename(partial)
+    (partial / MANIFEST).unlink()
+    spoiled = bytearray(DATA["sub dir/100%.json"])
+    spoiled[5] ^= 1
+    (partial / "sub dir/100%.json").write_bytes(spoiled)
+    (partial / PARTS).mkdir()
+    (partial / PARTS / "boot").write_text("another boot")
+    fetched = await bring(DATA, source, target)
+    assert holds(target, DATA)
+    assert fetched.copied_bytes == len(spoiled)
+
+
+async def test_a_manifest_counts_until_the_machine_stops_and_for_good_once_settled(source: str, target: Path) -> None:
+    await bring(DATA, source, target)
+    written = json.loads((target / MANIFEST).read_text())
+    assert written["boot"]
+    (target / MANIFEST).write_text(json.dumps({**written, "boot": "another"}))
+    assert not verified(target, listed(DATA))
+    assert (await bring(DATA, "file:///nowhere", target)).copied_bytes == 0  # hashed, found right, and taken over
+    settle(target)
+    assert "boot" not in json.loads((target / MANIFEST).read_text())
+    assert verified(target, listed(DATA))
+    assert holds(target, DATA)

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from fleet.reasons import Reason, StepError
-from fleet.repos import file_url
+from fleet.repos import file_url, path_of_url
 from fleet.spec import ModelFile
-from runtime.transfer import MANIFEST, Fetched, fetch
+from runtime.http_source import HttpSource, host_of
+from runtime.manifest import MANIFEST
+from runtime.sources import FileSource, Source
+from runtime.transfer import Fetched, fetch
 
 MIB = 1024**2
 
@@ -55,13 +58,19 @@ async def bring(
     keep_free: int = 0,
     progress: Callable[[int, int], None] = nothing,
 ) -> Fetched:
-    return await fetch(
-        listed(data, hashes=hashes),
-        lambda file: file_url(base, file.path),
-        directory,
-        keep_free=keep_free,
-        progress=progress,
-    )
+    source = source_at(base)
+    try:
+        return await fetch(listed(data, hashes=hashes), [source], directory, keep_free=keep_free, progress=progress)
+    finally:
+        await source.close()
+
+
+def source_at(base: str) -> Source:
+    """The directory or server at a URL, as a mirror."""
+    if base.startswith("file:"):
+        root = Path(path_of_url(base))
+        return FileSource("mirror", str(root), lambda file: root / file.path)
+    return HttpSource("mirror", host_of(base), lambda file: file_url(base, file.path))
 
 
 async def failure(work: "asyncio.Future[Fetched] | asyncio.Task[Fetched]") -> tuple[Reason, str]:
@@ -71,5 +80,5 @@ async def failure(work: "asyncio.Future[Fetched] | asyncio.Task[Fetched]") -> tu
 
 
 def left(directory: Path) -> set[str]:
-    """What stands beside and at the directory; the lock file stays on purpose."""
-    return {path.name for path in directory.parent.iterdir()} - {f"{directory.name}.lock"}
+    """What stands beside and at the directory; lock files stay on purpose."""
+    return {path.name for path in directory.parent.iterdir()} - {f"{directory.name}.lock", ".reserve.lock"}
