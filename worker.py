@@ -27,6 +27,7 @@ from activities.smoke import Smoke
 from runtime import tracing
 from runtime.config import ConfigError, ServerConfig, load
 from runtime.engine_keys import EngineKeys
+from runtime.mirrors import is_directory
 from runtime.process import run_and_exit
 from runtime.temporal import UnreachableError, connect, register_search_attributes
 from workflows import WORKFLOWS
@@ -42,7 +43,9 @@ log = logging.getLogger("llmgw.worker")
 
 def make_worker(client: Client, config: ServerConfig, keys: EngineKeys, *, max_cached_workflows: int = 1000) -> Worker:
     """A worker with everything on it."""
-    registry = Registry(config.hub, Resolutions(config.mirror.path))
+    # Beside a mirror in an object store nothing is kept: without its hub, a model is served by its catalog alone.
+    kept = Resolutions(config.mirror.directory(".")) if is_directory(config.mirror.address) else None
+    registry = Registry(config.hub, kept)
     mirror = Mirror(config.mirror, config.hub)
     return Worker(
         client,
