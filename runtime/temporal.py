@@ -30,6 +30,7 @@ from fleet.inputs import input_sentence
 from fleet.reasons import Reason
 from runtime.interceptors import ActivityInterceptor
 from runtime.payloads import LargePayloads
+from runtime.updates import UpdateInterceptor
 
 BAD_INPUT = Reason.BAD_INPUT.value
 DEFAULT_ADDRESS = "127.0.0.1:7233"
@@ -82,7 +83,7 @@ def llmgw_plugin() -> SimplePlugin:
     return SimplePlugin(
         "llmgw",
         data_converter=DataConverter(payload_converter_class=StrictPayloadConverter, payload_codec=LargePayloads()),
-        interceptors=[ActivityInterceptor()],
+        interceptors=[ActivityInterceptor(), UpdateInterceptor()],
         workflow_runner=_with_pass_through,
         workflow_failure_exception_types=[ValidationError],
     )

@@ -287,7 +287,7 @@ async def test_a_large_fleet_is_planned_in_parts_that_fit_into_a_payload(cell: C
     async def reserved() -> bool:
         return len((await cell.state()).replicas) == 300
 
-    await until(reserved, 60.0)
+    await until(reserved, 120.0)
     state = await cell.state()
     assert {replica.state for replica in state.replicas.values()} <= {ReplicaState.PLACED, ReplicaState.STARTING}
     assert max(len(replica.nodes) for replica in state.replicas.values()) == 1

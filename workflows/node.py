@@ -33,6 +33,12 @@ STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
 FLEET_WAIT_S = 20.0
 """How long a join waits for Fleet before the agent is told to try again."""
 
+LATE_S = 5.0
+"""More than a busy server or worker delays a timer; a server that was frozen or restarted is away for longer."""
+
+GRACE_ANEW = "grace-anew"
+"""Patch: a grace in which nobody could be heard does not count."""
+
 READY_STATES = (ReplicaState.SERVING, ReplicaState.DRAINING, ReplicaState.DRAINED)
 """States in which a claimed shard must run; before them its start is still under way and sees to it itself."""
 
@@ -85,13 +91,19 @@ class Node:
             self._show("away", f"its agent is silent; it is lost after {self._input.terms.grace_s:g} s")
         # Without any agent yet there is a join under way: this workflow was started by it.
         grace = self._input.terms.grace_s + (0.0 if self._incarnation else FLEET_WAIT_S * 2)
-        try:
-            await workflow.wait_condition(
-                lambda: self._wanted or self._left, timeout=grace, timeout_summary="grace for the agent's return"
-            )
-        except TimeoutError:
-            return "its agent is silent"
-        return "its agent left" if self._left else ""
+        while True:
+            due = workflow.time() + grace
+            try:
+                await workflow.wait_condition(
+                    lambda: self._wanted or self._left, timeout=grace, timeout_summary="grace for the agent's return"
+                )
+            except TimeoutError:
+                # A grace that ends much too late shows that Temporal or every worker was away, and no agent could
+                # have come back in that time: it begins anew.
+                if workflow.time() > due + LATE_S and workflow.patched(GRACE_ANEW):
+                    continue
+                return "its agent is silent"
+            return "its agent left" if self._left else ""
 
     async def _attend(self) -> None:
         """Hold the lease until it ends by itself, another agent process takes over, or this one leaves."""

@@ -34,6 +34,9 @@ STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
 STOP_AGAIN_S = 5.0
 """Between tries to stop a shard whose node does not answer; the end is a stop, or Fleet's word that it is lost."""
 
+DRAIN_ONCE = "drain-once"
+"""Patch: a drain that is said again is answered again, and not done again."""
+
 
 class Command(NamedTuple):
     """A drain or a stop, with the context of the pass that sent it, so that the node's spans join its trace."""
@@ -52,6 +55,8 @@ class Replica:
         self._commands: deque[Command] = deque()
         self._broken: Failure | None = None
         self._gone = False
+        self._drained: int | None = None
+        """Requests that were left when it was drained; None before."""
 
     @workflow.run
     async def run(self, input: ReplicaInput) -> None:
@@ -157,6 +162,11 @@ class Replica:
     # -- drain and stop -----------------------------------------------------------------------------------------------
 
     async def _drain_shards(self) -> None:
+        if self._drained is not None and workflow.patched(DRAIN_ONCE):
+            # Said again because the answer was late or lost: the answer is what is missing, not another drain.
+            event = self._event(ReplicaState.DRAINED, left_in_flight=self._drained)
+            await calls.tell_fleet(self._input.cell, event)
+            return
         self._show(ReplicaState.DRAINING)
         deadline = self._input.start.drain_deadline_s if self._input.start is not None else 0.0
         drains = [
@@ -172,6 +182,7 @@ class Replica:
                 raise ended
             else:
                 left = max(left, ended.left_in_flight)  # all shards of a gang work on the same requests
+        self._drained = left
         self._show(ReplicaState.DRAINED)
         await calls.tell_fleet(self._input.cell, self._event(ReplicaState.DRAINED, left_in_flight=left))
 
