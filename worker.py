@@ -24,7 +24,7 @@ from activities.registry import Registry
 from activities.resolutions import Resolutions
 from activities.rounds import Rounds
 from activities.smoke import Smoke
-from runtime import tracing
+from runtime import collector, tracing
 from runtime.config import ConfigError, ServerConfig, load
 from runtime.engine_keys import EngineKeys
 from runtime.mirrors import is_directory
@@ -110,6 +110,7 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the answer to whoever started it
         return 2
+    collector.quieten()
     shut_down = tracing.install(config.tracing, "llmgw-worker")
     try:
         asyncio.run(run(config, keys))

@@ -21,10 +21,14 @@ from fleet.room import room_of
 from fleet.spec import Scaling
 from fleet.state import FleetState, ModelRecord, NodeRecord, ReplicaState
 from fleet.steps import Plan
+from runtime import collector
 
 NOW = 1_000.0
 LATER = 100_000.0
 """Long after everything was placed: what nobody asked for since is idle."""
+
+WAITING = 50
+"""Models that fit nowhere, each with a need of its own."""
 
 Result = TypeVar("Result")
 
@@ -87,6 +91,8 @@ def measured(size: Size, runs: int) -> list[Measure]:
     for name, idle in (("plan that preempts", False), ("plan that evicts", True)):
         tight = _with_important(sold_out(size.nodes, size.models, idle=idle))
         add(name, lambda tight=tight: plan(tight, LATER), _steps, 1.0, runs)  # type: ignore[misc]
+    waits = _with_waiting(sold_out(size.nodes, size.models, idle=False), WAITING)
+    add(f"plan with {WAITING} that wait", lambda: plan(waits, LATER), _steps, 0.0, min(runs, 3))
     return found
 
 
@@ -158,6 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
     size = Size(asked.nodes, asked.gpus, asked.replicas, asked.models)
+    collector.quieten()  # as worker.py does, which makes the plans
     if asked.no_collector:
         gc.disable()
     try:
@@ -190,6 +197,13 @@ def _with_one_more(record: ModelRecord) -> ModelRecord:
 
 def _with_new(state: FleetState) -> FleetState:
     return state.with_model(model("new", memory=10 * GIB, gpus=1, replicas=1, applied_at=NOW))
+
+
+def _with_waiting(state: FleetState, count: int) -> FleetState:
+    for number in range(count):
+        one = model(f"w{number:02}", memory=(40 + number % 20) * GIB, gpus=1 + number % 4, replicas=1, priority=0)
+        state = state.with_model(one)
+    return state
 
 
 def _with_important(state: FleetState) -> FleetState:

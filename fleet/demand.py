@@ -37,7 +37,7 @@ def target(model: ModelRecord, replicas: Collection[ReplicaRecord], now: float) 
     used = max(model.used_at, model.applied_at)
     # One that starts is not idle: whoever asked for it waits, and it has not had a request only because it cannot.
     starting = any(replica.state in (ReplicaState.PLACED, ReplicaState.STARTING) for replica in replicas)
-    busy = any(replica.in_flight for replica in replicas)
+    busy = any(replica.in_flight for replica in replicas if replica.state in LOADED)  # what failed works on nothing
     if scaling.min == 0 and not starting and not busy and now - used >= scaling.idle_after_s:
         return Target(0, f"no request for {scaling.idle_after_s:g} s")
     if current == 0 and model.used_at <= model.scaled_at:

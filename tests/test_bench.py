@@ -28,6 +28,7 @@ def test_every_measure_of_the_planner_comes_out_as_it_is_named(capsys: pytest.Ca
         "plan for one new model": "1 scale up",
         "plan that preempts": "1 preempt, 2 refused",
         "plan that evicts": "8 evict, 1 refused",
+        "plan with 50 that wait": "50 refused",
     }
     assert all(one["seconds"] > 0 and one["loops"] > 0 for one in found["measures"])
     sizes = [(nodes, replicas) for nodes in (4, 8, 16) for replicas in (3, 6, 12)]

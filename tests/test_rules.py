@@ -189,6 +189,17 @@ def test_an_idle_model_goes_to_zero_and_a_request_brings_it_back() -> None:
     assert text(plan(woken, 201.0)) == ["scale up m-1: a request came, there are 0 → m goes to n1"]
 
 
+def test_what_failed_works_on_nothing_and_keeps_no_model_from_being_idle() -> None:
+    state = busy(serving(after(fleet({"n1": inventory()}, spec("m", scaling=ELASTIC)))), 3, 20.0)
+    state = node_lost(state, "n1", "i1", "its agent left", 21.0, left=True)
+    state = after(state, 22.0)
+    assert state.replicas["m-0"].in_flight == 3
+    state, _ = apply(state, spec("m", scaling=ELASTIC, context=4096), 23.0)
+    decided = plan(state, 900.0)
+    assert decided.scaled == {"m": 0}
+    assert plan(commit(state, decided, 900.0), 900.0).quiet
+
+
 def test_one_long_request_keeps_a_model_from_being_idle() -> None:
     state = busy(serving(after(fleet({"n1": inventory()}, spec("m", scaling=ELASTIC)))), 1, 20.0)
     assert plan(state, 10_000.0).quiet
