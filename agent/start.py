@@ -5,13 +5,14 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from activities.node_contract import StartPhase, StartProgress, StartShard
 from agent.ending import Endings
+from agent.engine_traces import engine_traces
 from agent.engines.adapter import Adapter, Launch
 from agent.gpus import Gpu
 from agent.install import Installs
@@ -89,6 +90,7 @@ class Starter:
         with step("launch engine", {"llmgw.engine": request.engine.value}) as span:
             entry = self._entry(request, brought)
             launch = self._launch(request, entry, brought.directory, gpus)
+            launch = replace(launch, traces=engine_traces(self.config.tracing, span.get_span_context()))
             adapter = self.adapters[request.engine]
             self.ledger.reserve(entry)
             process = await self.supervisor.launch(

@@ -85,9 +85,13 @@ def _exporters(config: TracingConfig, service: str) -> list[SpanExporter]:
         insecure = not config.endpoint.startswith("https://")
         exporters.append(GrpcSpanExporter(endpoint=config.endpoint, insecure=insecure, headers=config.headers))
     elif config.endpoint:
-        url = config.endpoint if config.endpoint.endswith("/v1/traces") else f"{config.endpoint.rstrip('/')}/v1/traces"
-        exporters.append(HttpSpanExporter(endpoint=url, headers=config.headers))
+        exporters.append(HttpSpanExporter(endpoint=http_traces_url(config.endpoint), headers=config.headers))
     return exporters
+
+
+def http_traces_url(endpoint: str) -> str:
+    """Where spans go to by HTTP: OTLP's path behind the endpoint, if it is not there yet."""
+    return endpoint if endpoint.endswith("/v1/traces") else f"{endpoint.rstrip('/')}/v1/traces"
 
 
 class WorkflowSpanGuard(SpanProcessor):

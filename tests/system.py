@@ -50,7 +50,10 @@ class System:
         path = self.write(f"{name}.yaml", config)
         self._spawn(name, [sys.executable, str(ROOT / "worker.py"), "--config", str(path)])
 
-    def start_agent(self, node: str, *, tracing: bool = True, flags: tuple[str, ...] = (), **settings: Any) -> None:
+    def start_agent(
+        self, node: str, *, tracing: bool = True, endpoint: str = "", flags: tuple[str, ...] = (), **settings: Any
+    ) -> None:
+        """`endpoint` takes its spans too, by OTLP over HTTP."""
         offset = 10 * sum(name.startswith("n") for name in self.processes)
         config = {
             "node": node,
@@ -59,7 +62,12 @@ class System:
             "keep_free": 0,
             "engines": {"llamacpp": {"bin": os.environ[ENGINE]}},
             "lease": {"heartbeat_timeout_s": 2, "grace_s": 2},
-            "tracing": {"enabled": tracing, "file": f"traces/{node}.jsonl"},
+            "tracing": {
+                "enabled": tracing,
+                "file": f"traces/{node}.jsonl",
+                "endpoint": endpoint,
+                "protocol": "http/protobuf",
+            },
             **settings,
         }
         path = self.write(f"{node}.yaml", config)

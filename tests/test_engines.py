@@ -100,6 +100,7 @@ def test_sglang_command() -> None:
 def test_vllm_in_a_gang(rank: int, flags: str) -> None:
     launch = replace(ON_GPUS, host="10.0.0.2", gang=replace(GANG, rank=rank))
     command = " ".join(ADAPTERS[Engine.VLLM].command(Path("p"), launch))
+    assert ("llmgw_vllm_rank.py --host" in command) == (rank > 0)
     assert "--tensor-parallel-size 4 " in command, "two nodes of two GPUs"
     assert command.endswith(f"--nnodes 2 --node-rank {rank} --master-addr 10.0.0.1 --master-port 29500 {flags}")
     assert ADAPTERS[Engine.VLLM].environment(launch) == {

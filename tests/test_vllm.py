@@ -9,7 +9,7 @@ import contextlib
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from fleet.reasons import Reason
 from fleet.spec import Engine
 from fleet.state import ReplicaRecord
 from tests import streams, tiny_checkpoint
+from tests.otlp_receiver import Receiver, receiver
 from tests.system import System, free_ports, system
 from tests.waiting import until
 
-pytestmark = [pytest.mark.usefixtures("real_vllm", "real_engine"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("real_vllm", "real_engine"), pytest.mark.timeout(1200)]
 
 VLLM = ADAPTERS[Engine.VLLM]
 START_S = 300.0
@@ -47,13 +48,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def collector() -> Iterator[Receiver]:
+    with receiver() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 async def running(
-    tmp_path_factory: pytest.TempPathFactory, real_engine: None, real_vllm: Path, checkpoint: Path
+    tmp_path_factory: pytest.TempPathFactory, real_engine: None, real_vllm: Path, collector: Receiver
 ) -> AsyncIterator[System]:
-    """One model that vLLM serves, behind a gateway."""
+    """One node that has vLLM."""
     async with system(tmp_path_factory.mktemp("vllm")) as made:
         made.start_worker()
-        made.start_agent("n1", engines={"vllm": {"bin": str(real_vllm)}}, hung_after_s=HUNG_S)
+        engines = {"vllm": {"bin": str(real_vllm)}}
+        made.start_agent("n1", engines=engines, hung_after_s=HUNG_S, endpoint=collector.url)
         await made.ready("n1")
         yield made
 
@@ -135,6 +143,20 @@ async def test_served_through_the_gateway(running: System, gateway: str, checkpo
     assert before is not None
     assert after is not None
     assert after - before >= sum(one.pieces for one in running_streams)
+
+
+async def test_its_own_spans_belong_to_the_start_and_to_the_request(running: System, collector: Receiver) -> None:
+    replica = await serving(running)
+    launch = next(span for span in collector.spans if span.name == "launch engine")
+    own = [span for span in collector.spans if span.service == "llmgw-engine"]
+    assert {span.trace for span in own if span.trace == launch.trace} == {launch.trace}
+    assert launch.span in {span.parent for span in own}
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        headers = {"traceparent": f"00-{trace}-{span}-01"}
+        (await http.post(f"{replica.endpoint}/v1/chat/completions", json=body, headers=headers)).raise_for_status()
+    await until(lambda: any((one.trace, one.parent) == (trace, span) for one in collector.spans), 60)
 
 
 async def test_a_worker_that_hangs_is_seen_by_its_counters(running: System) -> None:

@@ -41,6 +41,30 @@ class Gang:
 
 
 @dataclass(frozen=True)
+class Traces:
+    """Where an engine sends spans of its own, and the span that those of its start belong beneath."""
+
+    endpoint: str
+    """OTLP."""
+    protocol: str
+    """grpc, in clear text; or http/protobuf, with the whole path."""
+    headers: str = field(default="", repr=False)
+    """`name=value,…`, percent-encoded; may hold a secret, so it travels in the environment."""
+    parent: str = ""
+    """As a W3C traceparent."""
+
+    def variables(self) -> dict[str, str]:
+        """As OpenTelemetry's libraries read them, and `traceparent` as vLLM's processes hand it to each other."""
+        wanted = {
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": self.protocol,
+            "OTEL_EXPORTER_OTLP_TRACES_HEADERS": self.headers,
+            "OTEL_SERVICE_NAME": "llmgw-engine",
+            "traceparent": self.parent,
+        }
+        return {name: value for name, value in wanted.items() if value}
+
+
+@dataclass(frozen=True)
 class Launch:
     """One engine process to be started. Sizes are bytes."""
 
@@ -70,6 +94,8 @@ class Launch:
     """What it asks of its clients; "": nothing. Reaches it by its environment, never on a command line."""
     gang: Gang | None = None
     """None: one shard is the whole replica."""
+    traces: Traces | None = None
+    """None: it makes no spans."""
 
     @property
     def parallel(self) -> int:

