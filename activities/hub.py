@@ -3,7 +3,6 @@
 Nothing of a repo is ever run here: what is read of it is a list of names, sizes and hashes.
 """
 
-import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
@@ -78,8 +77,11 @@ def wait_of(headers: Mapping[str, str]) -> float:
     text = headers.get("Retry-After", "").strip()
     if text.isdigit():
         return float(text)
+    if not text or not headers.get("Date"):
+        return 0.0
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time()) if text else 0.0
+        # By the server's own clock: this machine's may be wrong by more than the wait.
+        return max(0.0, (parsedate_to_datetime(text) - parsedate_to_datetime(headers["Date"])).total_seconds())
     except ValueError:
         return 0.0
 
