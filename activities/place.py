@@ -16,7 +16,7 @@ from activities.contract import (
     fleet_id,
 )
 from activities.node_contract import ShardRef, StartShard, StartShards
-from fleet.peers import addresses, fetching, holders, upstream
+from fleet.peers import address, fetching, holders, upstream
 from fleet.planning import plan
 from fleet.reasons import Reason, StepError
 from fleet.state import FleetState
@@ -98,8 +98,9 @@ def _start(state: FleetState, step: Step, begun: dict[str, list[str]]) -> StartS
     for shard in shards:
         if shard.node in line:
             line.remove(shard.node)  # it begins anew, behind the others
-        peers[shard.node] = addresses(state, upstream(shard.node, having, line))
-        line.append(shard.node)
+        peers[shard.node] = tuple(address(state, one) for one in upstream(shard.node, having, line))
+        if address(state, shard.node):
+            line.append(shard.node)
     return StartShards(
         model=spec.name,
         nodes=tuple(shard.node for shard in shards),

@@ -12,7 +12,7 @@ MOST = 8
 
 
 def holders(state: FleetState, weights_id: str) -> list[str]:
-    """Nodes that have the files whole, or run a replica from them."""
+    """Nodes that give the files and have them whole: they say so, or run a replica from them."""
     serving = {
         node
         for replica in state.replicas.values()
@@ -20,13 +20,12 @@ def holders(state: FleetState, weights_id: str) -> list[str]:
         and _weights_of(state, replica.model) == weights_id
         for node in replica.nodes
     }
-    return sorted(
-        node.id for node in state.nodes.values() if weights_id in node.inventory.weights or node.id in serving
-    )
+    having = (one.id for one in state.nodes.values() if weights_id in one.inventory.weights or one.id in serving)
+    return sorted(one for one in having if address(state, one))
 
 
 def fetching(state: FleetState, weights_id: str) -> list[str]:
-    """Nodes on which a replica with these files starts, the one that was placed first at the front."""
+    """Nodes that give the files and on which a replica starts from them, the one that was placed first in front."""
     starting = [
         replica
         for replica in state.replicas.values()
@@ -34,7 +33,7 @@ def fetching(state: FleetState, weights_id: str) -> list[str]:
         and _weights_of(state, replica.model) == weights_id
     ]
     starting.sort(key=lambda replica: replica.generation)
-    return list(dict.fromkeys(node for replica in starting for node in replica.nodes))
+    return list(dict.fromkeys(node for replica in starting for node in replica.nodes if address(state, node)))
 
 
 def upstream(node: str, held: Sequence[str], before: Sequence[str]) -> list[str]:
@@ -55,10 +54,10 @@ def upstream(node: str, held: Sequence[str], before: Sequence[str]) -> list[str]
     return [*way, *(one for one in roots if one not in way)][:MOST]
 
 
-def addresses(state: FleetState, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Where those nodes serve files; those that serve none, or are lost, are left out."""
-    found = (state.nodes[node] for node in nodes if node in state.nodes)
-    return tuple(one.inventory.peer_url for one in found if one.inventory.peer_url and one.state is not NodeState.LOST)
+def address(state: FleetState, node: str) -> str:
+    """Where a node serves files; empty for one that serves none, or is lost."""
+    found = state.nodes.get(node)
+    return found.inventory.peer_url if found is not None and found.state is not NodeState.LOST else ""
 
 
 def _weights_of(state: FleetState, model: str) -> str:
