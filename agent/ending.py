@@ -57,6 +57,14 @@ class Endings:
         self._gpus = gpus
         self._changed = changed
         self._release_wait_s = release_wait_s
+        self._under_way: set[asyncio.Task[Ended]] = set()
+
+    def begin(self, entry: Entry, process: EngineProcess) -> "asyncio.Task[Ended]":
+        """End what an engine left that ended by itself, beside what else goes on."""
+        task = asyncio.create_task(self.end(entry, process, 0), name=f"end {entry.stem}")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
 
     async def end(self, entry: Entry, process: EngineProcess, grace_s: float) -> Ended:
         """End it. Never fails: what stays is held against the node."""

@@ -1,6 +1,7 @@
 """What an earlier agent of this node left: found again, watched again, and what ended meanwhile reported."""
 
 import asyncio
+import contextlib
 import logging
 
 from pydantic import ValidationError
@@ -85,6 +86,7 @@ async def _take_up(parts: Starter, entry: Entry) -> None:
     found = entry.model_copy(update={"process": process})
     status = parts.supervisor.ended(process)
     if entry.failure is not None:
+        parts.endings.begin(found, process)
         parts.watch.report_exit(found, entry.failure)
     elif status is None:
         parts.ledger.put(found)
@@ -95,7 +97,7 @@ async def _take_up(parts: Starter, entry: Entry) -> None:
         await parts.watch.bury(found, status)
     else:
         parts.ledger.put(found)  # the next attempt of its start says why it ended
-        await parts.endings.end(found, process, 0)
+        parts.endings.begin(found, process)
 
 
 async def _rebuild(parts: Starter) -> None:
@@ -103,8 +105,9 @@ async def _rebuild(parts: Starter) -> None:
     for directory in parts.supervisor.shard_directories():
         replica, _, rank = directory.name.rpartition(".")
         newest = max((launch.generation for launch in launches(directory)), default=0)
-        if replica and rank.isdecimal():
-            parts.ledger.note_start(ShardRef(replica=replica, generation=newest, rank=int(rank)))
+        if newest and replica and rank.isdecimal():
+            with contextlib.suppress(StepError):  # somebody put another directory there; or the disk is full
+                parts.ledger.note_start(ShardRef(replica=replica, generation=newest, rank=int(rank)))
     for stem, note in parts.supervisor.running_launches().items():
         try:
             entry = Entry.model_validate_json(note)
@@ -115,7 +118,8 @@ async def _rebuild(parts: Starter) -> None:
             continue
         path = parts.adapters[entry.engine].health_path
         answer = await parts.probe.health(entry.endpoint, path)
-        parts.ledger.note_start(entry.shard)
+        with contextlib.suppress(StepError):  # the disk is full: what runs is taken up all the same
+            parts.ledger.note_start(entry.shard)
         parts.ledger.put(entry.model_copy(update={"stem": stem, "ready": answer.health is Health.SERVING}))
         logger.warning("found without a ledger replica=%s generation=%d", entry.shard.replica, entry.shard.generation)
 

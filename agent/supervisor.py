@@ -26,7 +26,20 @@ from agent import cgroups
 from agent.cgroups import Cgroups
 from agent.engines.adapter import ExitStatus
 from agent.layout import Layout
-from agent.processes import Mark, alive, boot_id, command_name, environment, family, mark, pids, reap, send, stat
+from agent.processes import (
+    Mark,
+    alive,
+    boot_id,
+    carries,
+    command_name,
+    environment,
+    family,
+    mark,
+    pids,
+    reap,
+    send,
+    stat,
+)
 from fleet.reasons import Reason, StepError
 from fleet.records import Record
 from runtime import engine_logs
@@ -180,12 +193,21 @@ class Supervisor:
 
     async def launched(self, stem: str) -> EngineProcess | None:
         """The launch of this name; one whose shim has not written its pids yet is waited for. None where none was."""
+        deadline = time.monotonic() + PID_WAIT_S
         while True:
-            starting = stem in self.running_launches()  # asked first: it may write them in between
+            starting = self._carriers(stem)  # asked first: it may write them in between
             found = self.find(stem)
             if found is not None or not starting:
                 return found
+            if time.monotonic() > deadline:
+                return EngineProcess(stem=stem, shim=starting[0], engine=starting[0])
             await asyncio.sleep(POLL_S)
+
+    def _carriers(self, stem: str) -> list[Mark]:
+        """What runs of this launch by its environment alone, the oldest first."""
+        needle = f"{RUN_VARIABLE}={stem}".encode()
+        marks = [found for pid in pids() if carries(pid, needle) and (found := mark(pid)) is not None]
+        return sorted((one for one in marks if alive(one, self._boot)), key=lambda one: one.start_ticks)
 
     def running_launches(self) -> dict[str, str]:
         """Names of the launches beneath this node's directory that run, with their notes: from /proc alone."""

@@ -51,6 +51,8 @@ class Turns:
         self._adapters = starter.adapters
         self._locks: dict[str, asyncio.Lock] = {}
         self._starts: dict[str, _Start] = {}
+        self._closed = False
+        """Its engines are being stopped for good."""
 
     async def start(self, request: StartShard, progress: Progress) -> StartedShard:
         """Have exactly this generation serve; what runs already is gone on with.
@@ -117,13 +119,19 @@ class Turns:
         return 0
 
     async def stop_all(self, drain_s: float, grace_s: float) -> None:
-        """Drain and end every engine of this node."""
+        """Drain and end every engine of this node, those that start too. From now on it starts none."""
+        self._closed = True
 
         async def one(entry: Entry) -> None:
             if entry.ready:
                 await self.drain(entry, drain_s)
             await self.stop(entry.shard, grace_s)
 
+        starting = [start.task for start in self._starts.values()]
+        for task in starting:
+            task.cancel()
+        if starting:
+            await asyncio.wait(starting)
         results = await asyncio.gather(*(one(entry) for entry in self._ledger.entries()), return_exceptions=True)
         for problem in results:
             if isinstance(problem, BaseException):
@@ -190,6 +198,8 @@ class Turns:
         return found
 
     def _refuse_stale(self, shard: ShardRef) -> None:
+        if self._closed:
+            raise StepError(Reason.NODE_UNREACHABLE, f"the agent of {self.node} ends with its engines")
         newest = self._ledger.started(shard)
         if shard.generation < newest:
             raise StepError(

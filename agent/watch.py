@@ -19,6 +19,8 @@ from fleet.spec import Engine
 logger = logging.getLogger(__name__)
 
 EXIT_POLL_S = 0.1
+REPORT_AFTER_S = 1.0
+"""From an end to its report, for what the engine left to go: most often it needs milliseconds."""
 HEALTH_POLL_S = 2.0
 UNHEALTHY_AFTER_S = 15.0
 """A busy engine can miss a look or two; one that answers nothing but errors for this long serves nobody."""
@@ -80,7 +82,8 @@ class Watch:
         """An engine that served ended unasked: end what it left, keep the cause until it is taken, report it."""
         failure = self.cause(entry, status)
         if entry.process is not None:
-            await self._endings.end(entry, entry.process, 0)
+            # What hangs must not hold the report up: it is held against the node when it is known to hang.
+            await asyncio.wait([self._endings.begin(entry, entry.process)], timeout=REPORT_AFTER_S)
         logger.error(
             "engine ended replica=%s generation=%d: %s", entry.shard.replica, entry.shard.generation, failure.detail
         )

@@ -360,6 +360,23 @@ async def test_stop_all_ends_everything(node: FakeNode) -> None:
     assert_nothing_left(node)
 
 
+async def test_stop_all_ends_what_starts_and_lets_nothing_start_after_it(node: FakeNode) -> None:
+    waiting = asyncio.create_task(failed_or_cancelled(node, "slow=60"))
+    await until(lambda: any(entry.process for entry in node.ledger.entries()))
+    late = asyncio.create_task(failed_or_cancelled(node, "slow=60"))  # behind the first, for its lock
+    await asyncio.sleep(0)
+    await node.turns.stop_all(0.2, 5)
+    assert_nothing_left(node)
+    assert (await failed(node, replica="other-0")).failure.reason is Reason.NODE_UNREACHABLE
+    await asyncio.gather(waiting, late)
+    assert_nothing_left(node)
+
+
+async def failed_or_cancelled(node: FakeNode, *knobs: str) -> None:
+    with pytest.raises((StepError, asyncio.CancelledError)):
+        await start(node, *knobs)
+
+
 # -- preflight --------------------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,8 @@ class FakeNode:
     machine: Machine = field(default_factory=ThisMachine)
     release_wait_s: float = 0.3
     kill_wait_s: float = 15.0
+    ledger_kind: type[Ledger] = Ledger
+    supervisor_kind: type[Supervisor] = Supervisor
 
     def __post_init__(self) -> None:
         if self.ports == (0, 0):
@@ -98,8 +100,8 @@ class FakeNode:
         )
         self.keys = EngineKeys(self.config.engine_key_file)
         self.layout = Layout(self.config.data)
-        self.ledger = Ledger(self.layout.ledger)
-        self.supervisor = Supervisor(self.layout, kill_wait_s=self.kill_wait_s)
+        self.ledger = self.ledger_kind(self.layout.ledger)
+        self.supervisor = self.supervisor_kind(self.layout, kill_wait_s=self.kill_wait_s)
         self.quarantines: list[str] = []
         self.endings = Endings(
             self.ledger,
