@@ -218,6 +218,7 @@ async def test_a_pass_shows_its_steps(ctl: Ctl) -> None:
         (("trace", "a" * 32), 1, "ctl: no span of"),
         (("model", "serve", "x", "--replicas", "-1"), 2, "replicas: Input should be greater than or equal to 0"),
         (("model", "serve", "x", "--memory", "lots"), 2, "memory: "),
+        (("model", "serve", "x", "--arg", "--seed=1", "--arg", ""), 2, "args.1: String should have at least 1"),
         (("model", "serve"), 2, "Missing argument"),
         (("model", "serve", "x", "--label", "zone"), 2, "--label: 'zone' is not KEY=VALUE, such as zone=a"),
         (("model", "serve", "x", "--min", "3", "--max", "2"), 2, "min 3 is more than max 2"),

@@ -17,6 +17,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.contract import SmokeRequest
 from activities.smoke import Smoke
+from agent.__main__ import loopback
 from agent.engines import ADAPTERS
 from agent.engines.beside.llmgw_guard import KeyGuard
 from agent.probe import Probe
@@ -94,6 +95,15 @@ def test_no_process_starts_with_such_a_file(tmp_path: Path, command: list[str]) 
     )  # fmt: skip
     assert ended.returncode == 2
     assert "engine.key: engine_key_file: everybody on this machine may use it (mode 604): chmod 600 it" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "alone"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.7", False),
+     ("::", False), ("0.0.0.0", False), ("n1.example", False)],
+)  # fmt: skip
+def test_an_agent_warns_where_others_reach_its_engines(address: str, alone: bool) -> None:
+    assert loopback(address) is alone
 
 
 # -- who sends it -----------------------------------------------------------------------------------------------------
@@ -257,6 +267,41 @@ async def test_vllms_guard_lets_start_and_end_pass_and_closes_other_talk(monkeyp
     await guard({"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send)
     assert passed == ["lifespan"]
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+VLLM_PATHS = ("/health", "/metrics", "/v1/models", "/invocations", "/tokenize")
+VLLM_APP = """
+import json, sys
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+paths, key, flags = json.loads(sys.argv[1])
+app = FastAPI()
+for path in paths:
+    app.add_api_route(path, lambda: "here")
+init_entrypoints_middleware(make_arg_parser(FlexibleArgumentParser()).parse_args(flags), app, ())
+client = TestClient(app)
+for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": f"Bearer {key}"}):
+    print(json.dumps([client.get(path, headers=headers).status_code for path in paths]))
+"""
+
+
+def test_vllm_takes_the_guard_and_keeps_every_path_shut(tmp_path: Path, real_vllm: Path) -> None:
+    """Its own parser and its own middleware around an app with its paths; the whole engine takes half a minute more."""
+    launch = replace(LAUNCH, weights=tmp_path, entry="", args=(), key=NEW)
+    adapter = ADAPTERS[Engine.VLLM]
+    flags = adapter.command(real_vllm, launch)[3:]
+    ended = subprocess.run(
+        [str(real_vllm), "-c", VLLM_APP, json.dumps([VLLM_PATHS, NEW, flags])],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **adapter.environment(launch)},
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    answers = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[2")]
+    assert answers == [[200, 401, 401, 401, 401], [200, 401, 401, 401, 401], [200] * 5]
 
 
 # -- a real engine ----------------------------------------------------------------------------------------------------
