@@ -34,8 +34,9 @@ from fleet.reasons import Reason, StepError
 from fleet.render import size
 from fleet.repos import default_name, parse_repo
 from fleet.safetensors import safetensors_extent
-from fleet.spec import Engine, Format, JobRequest, ModelFile, ShardNeed, Weights
+from fleet.spec import Engine, Format, JobRequest, ModelFile, ShardNeed, Task, Weights
 from fleet.state import FleetState
+from fleet.tasks import task_of
 from runtime.mirrors import reading
 from runtime.threads import in_thread
 
@@ -146,7 +147,8 @@ def _check_engine(engine: Engine, format: Format, shape: ModelShape, *, trusted:
         raise StepError(
             Reason.UNSUPPORTED_ARCHITECTURE, f"{engine} reads {FORMATS[engine]} weights, these are {format}"
         )
-    if shape.architecture not in ARCHITECTURES[engine] and not trusted:  # its own code may say how it is loaded
+    known = shape.architecture in ARCHITECTURES[engine] or task_of(shape.architecture) is not Task.GENERATE
+    if not known and not trusted:  # its own code may say how it is loaded
         raise StepError(
             Reason.UNSUPPORTED_ARCHITECTURE,
             f"{engine} does not load the architecture {shape.architecture[:80] or '(none is named)'!r}",

@@ -16,7 +16,7 @@ from fleet.fit import FitVerdict as FitVerdict
 from fleet.job_queue import Waiting
 from fleet.reasons import Failure
 from fleet.records import Record, Typed
-from fleet.spec import Engine, JobKind, JobRequest, ResolvedModel, ShardNeed, Weights
+from fleet.spec import Engine, JobKind, JobRequest, ResolvedModel, ShardNeed, Task, Weights
 from fleet.state import FleetState, Policy
 from fleet.steps import Plan, Step
 
@@ -151,15 +151,19 @@ class SmokeRequest(Record):
     endpoint: str
     model: str
     prompt: str = "Reply with one short sentence: what is the capital of France?"
+    task: Task = Task.GENERATE
 
 
 class SmokeResult(Record):
     """What the engine answered, and how fast."""
 
     answer: str
+    """Its text; of an embedding or a ranking, what it is: `an embedding of 768 numbers`."""
     seconds: float
     completion_tokens: int
+    """Of an embedding or a ranking, those it read."""
     tokens_per_second: float
+    task: Task = Task.GENERATE
 
 
 # -- Fleet ------------------------------------------------------------------------------------------------------------

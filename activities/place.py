@@ -21,6 +21,7 @@ from fleet.planning import plan
 from fleet.reasons import Reason, StepError
 from fleet.state import FleetState
 from fleet.steps import Plan, Step, brief
+from fleet.tasks import task_arguments
 
 MOST_STEPS = 200
 """Of one pass: 200 starts are 600 events of its history and about 300 KiB of its plan; the rest follows at once."""
@@ -116,7 +117,7 @@ def _start(state: FleetState, step: Step, begun: dict[str, list[str]]) -> StartS
                 gpus=spec.need.gpus,
                 context_length=spec.context_length,
                 concurrency=spec.concurrency,
-                args=spec.args,
+                args=(*task_arguments(spec.engine, spec.task), *spec.args),
                 trust_remote_code=spec.trust_remote_code,
                 ready_deadline_s=spec.start_deadline_s,
             )

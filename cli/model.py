@@ -13,7 +13,7 @@ from cli.progress import LineProgress, progress
 from cli.session import Session, open_session
 from cli.views import MODEL_COLUMNS, JobView, model_row, model_views
 from fleet.render import duration
-from fleet.spec import JobRequest
+from fleet.spec import JobRequest, Task
 from fleet.state import FleetState
 
 app = typer.Typer(help="Models: serve them, see them, remove them.", no_args_is_help=True)
@@ -102,7 +102,8 @@ async def _recent(limit: int) -> tuple[JobView, ...]:
 
 def answered(test: SmokeResult) -> str:
     """`it answered "Paris." in 0.5 s (6 tokens/s)`."""
-    return f'it answered "{test.answer.strip()}" in {duration(test.seconds)} ({test.tokens_per_second:.3g} tokens/s)'
+    said = f'answered "{test.answer.strip()}"' if test.task is Task.GENERATE else f"gave {test.answer}"
+    return f"it {said} in {duration(test.seconds)} ({test.tokens_per_second:.3g} tokens/s)"
 
 
 def _job_row(view: JobView) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cli.errors import CtlError
 from cli.jobs import missing_file, repo_argument
 from fleet.inputs import input_sentence
-from fleet.spec import Engine, JobKind, JobRequest
+from fleet.spec import Engine, JobKind, JobRequest, Task
 
 RepoArgument = Annotated[
     str, typer.Argument(help="org/name (@revision, :variant) on the hub, file:/path, a path, or https://…")
@@ -20,6 +20,9 @@ Token = Annotated[
     str | None, typer.Option(metavar="NAME", help="The token of server.yaml's hub.tokens that opens the repo.")
 ]
 EngineOption = Annotated[Engine | None, typer.Option(help="From the weights' format where it is not given.")]
+TaskOption = Annotated[
+    Task | None, typer.Option("--task", help="What it is for; from its architecture where it is not given.")
+]
 Replicas = Annotated[int | None, typer.Option(help="How many copies to run.")]
 Gpus = Annotated[int | None, typer.Option(help="GPUs for each replica; 0: run on the CPU.")]
 Memory = Annotated[str | None, typer.Option(help="What one shard needs, such as 12GiB; estimated if absent.")]

@@ -119,6 +119,7 @@ def wished_spec(state: FleetState, request: JobRequest) -> ModelSpec:
         weights=spec.weights,
         need=ShardNeed(memory=memory, gpus=request.gpus, disk=spec.need.disk),
         context_length=request.context_length or spec.context_length,
+        task=spec.task,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fleet.reasons import Reason, RefusedError
-from fleet.spec import Engine, JobKind, JobRequest, ModelRequest, ModelSpec, ShardNeed, Weights
+from fleet.spec import Engine, JobKind, JobRequest, ModelRequest, ModelSpec, ShardNeed, Task, Weights
 
 OF_THE_JOB = frozenset(JobRequest.model_fields) - frozenset(ModelRequest.model_fields)
 """What a request says of the job alone: nothing of it is kept with the model."""
@@ -36,6 +36,7 @@ def spec_of(
     weights: Weights,
     need: ShardNeed,
     context_length: int,
+    task: Task = Task.GENERATE,
 ) -> ModelSpec:
     """What the catalog keeps of a request, once it is known what its repo holds, what reads it and what it needs."""
     return ModelSpec(
@@ -52,6 +53,7 @@ def spec_of(
         context_length=context_length,
         concurrency=request.concurrency,
         args=request.args,
+        task=request.task or task,
         trust_remote_code=request.trust_remote_code,
         request=_kept(request),
         start_deadline_s=request.start_deadline_s,

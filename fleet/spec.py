@@ -65,6 +65,14 @@ class Engine(StrEnum):
     SGLANG = "sglang"
 
 
+class Task(StrEnum):
+    """What a model is asked for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    RERANK = "rerank"
+
+
 class Format(StrEnum):
     """How a model's weights are stored."""
 
@@ -226,6 +234,8 @@ class ModelRequest(Typed):
     """Which of the hub's tokens (`hub.tokens` in server.yaml) opens the repo: its name, never the token itself."""
     engine: Engine | None = None
     """The engine that reads the weights' format where it is not given."""
+    task: Task | None = None
+    """What it is for; from its architecture where it is not given."""
     replicas: Annotated[int, Field(ge=0, le=1000), NotBool] = 1
     gpus: Annotated[int, Field(ge=0, le=64), NotBool] = 0
     memory: Size | None = None
@@ -279,6 +289,7 @@ class ModelSpec(Typed):
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
     """Requests one replica works on at a time."""
     args: tuple[str, ...] = ()
+    task: Task = Task.GENERATE
     trust_remote_code: bool = False
     """Whether the engine may run Python that came with the weights."""
     request: JobRequest | None = None

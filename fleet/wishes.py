@@ -243,5 +243,6 @@ def _started_with(spec: ModelSpec) -> tuple[object, ...]:
         spec.context_length,
         spec.concurrency,
         spec.args,
+        spec.task,
         spec.trust_remote_code,
     )

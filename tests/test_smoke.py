@@ -13,6 +13,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.contract import SmokeRequest, SmokeResult
 from activities.smoke import Smoke
 from fleet.reasons import Reason, StepError
+from fleet.spec import Engine, Task
+from fleet.tasks import task_arguments, task_of
 from runtime.engine_keys import EngineKeys
 
 
@@ -53,15 +55,15 @@ def engine(status: int, body: bytes, asked: list[dict[str, Any]], hold: threadin
         thread.join()
 
 
-async def ask(endpoint: str, smoke: Smoke | None = None) -> SmokeResult:
-    request = SmokeRequest(endpoint=endpoint, model="m")
+async def ask(endpoint: str, smoke: Smoke | None = None, task: Task = Task.GENERATE) -> SmokeResult:
+    request = SmokeRequest(endpoint=endpoint, model="m", task=task)
     result: SmokeResult = await ActivityEnvironment().run((smoke or Smoke(EngineKeys())).smoke_test, request)
     return result
 
 
-async def refusal(endpoint: str, smoke: Smoke | None = None) -> str:
+async def refusal(endpoint: str, smoke: Smoke | None = None, task: Task = Task.GENERATE) -> str:
     with pytest.raises(StepError) as caught:
-        await ask(endpoint, smoke)
+        await ask(endpoint, smoke, task)
     assert caught.value.failure.reason is Reason.SMOKE_TEST_FAILED
     return caught.value.failure.detail
 
@@ -115,3 +117,53 @@ async def test_nobody_listens() -> None:
     with engine(200, b"", []) as gone:
         pass
     assert f"m at {gone} could not be asked" in await refusal(gone)
+
+
+EMBEDDING = {"data": [{"embedding": [0.5, -0.25, 0.0]}], "usage": {"prompt_tokens": 14}}
+RANKING = {"results": [{"index": 1, "relevance_score": -9.5}, {"index": 0, "relevance_score": 4.0}]}
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "answer", "says", "tokens"),
+    [
+        (Task.EMBED, "/v1/embeddings", EMBEDDING, "an embedding of 3 numbers", 14),
+        (Task.RERANK, "/v1/rerank", RANKING, "a ranking of 2 documents", 0),
+    ],
+)
+async def test_what_embeds_or_ranks_is_asked_for_that(
+    task: Task, path: str, answer: dict[str, Any], says: str, tokens: int
+) -> None:
+    asked: list[dict[str, Any]] = []
+    with engine(200, json.dumps(answer).encode(), asked) as endpoint:
+        result = await ask(endpoint, task=task)
+    assert (result.answer, result.completion_tokens, asked[0]["path"]) == (says, tokens, path)
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        (Task.EMBED, {"data": [{"embedding": [0.0, 0.0]}]}),
+        (Task.EMBED, {"data": [{"embedding": []}]}),
+        (Task.EMBED, {"choices": []}),
+        (Task.RERANK, {"results": [{"index": 0, "relevance_score": 1.0}]}),
+        (Task.RERANK, {"results": [{"index": 0, "relevance_score": 1.0}, {"index": 1, "relevance_score": None}]}),
+    ],
+)
+async def test_an_embedding_without_direction_or_a_ranking_with_gaps_is_none(task: Task, answer: Any) -> None:
+    with engine(200, json.dumps(answer).encode(), []) as endpoint:
+        assert "answered 200 with something else than a" in await refusal(endpoint, task=task)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("llama", Task.GENERATE),
+        ("nomic-bert", Task.EMBED),
+        ("Qwen3ForCausalLM", Task.GENERATE),
+        ("XLMRobertaModel", Task.EMBED),
+        ("XLMRobertaForSequenceClassification", Task.RERANK),
+    ],
+)
+def test_the_task_is_told_by_the_architecture(architecture: str, task: Task) -> None:
+    assert task_of(architecture) is task
+    assert bool(task_arguments(Engine.LLAMACPP, task)) is (task is not Task.GENERATE)

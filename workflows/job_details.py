@@ -2,7 +2,7 @@
 
 from activities.contract import MirrorResult, SmokeResult
 from fleet.render import duration, size
-from fleet.spec import ResolvedModel
+from fleet.spec import ResolvedModel, Task
 from fleet.wishes import Applied
 from workflows.messages import ModelStatus
 
@@ -36,7 +36,9 @@ def applied_detail(name: str, applied: Applied) -> str:
 
 def smoke_detail(result: SmokeResult) -> str:
     """`12 tokens in 0.4 s, 30 tokens/s`."""
-    return f"{result.completion_tokens} tokens in {duration(result.seconds)}, {result.tokens_per_second:.0f} tokens/s"
+    speed = f"in {duration(result.seconds)}, {result.tokens_per_second:.0f} tokens/s"
+    what = f"{result.completion_tokens} tokens" if result.task is Task.GENERATE else result.answer
+    return f"{what} {speed}"
 
 
 def endpoint_of(status: ModelStatus) -> str:

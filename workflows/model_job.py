@@ -27,7 +27,8 @@ from fleet.job_queue import Turn
 from fleet.reasons import Failure, LlmgwError, Reason
 from fleet.render import markdown, size, steps_table
 from fleet.repos import default_name, parse_repo
-from fleet.spec import JobKind, JobRequest, ModelSpec, ResolvedModel
+from fleet.spec import JobKind, JobRequest, ModelSpec, ResolvedModel, Task
+from fleet.tasks import task_of
 from fleet.wishes import Applied
 from workflows import calls, messages
 from workflows.fleet_line import FleetLine
@@ -136,10 +137,11 @@ class ModelJob:
         with self._steps.run("check") as step:
             checked = await self._check_or_discard(mirrored, step)
         with self._steps.run("catalog") as step:
-            applied = await self._apply(self._spec(resolved, mirrored, checked), step)
+            spec = self._spec(resolved, mirrored, checked)
+            applied = await self._apply(spec, step)
         with self._steps.run("placement") as step:
             served = await self._wait.until(Phase.SERVING, step)
-        smoke = await self._smoke(served)
+        smoke = await self._smoke(served, spec.task)
         serves = "is serving" if served.replicas else "is in the catalog"
         same = "" if applied.changed else ", as before: nothing was to be changed"
         return JobResult(
@@ -236,6 +238,7 @@ class ModelJob:
             weights=mirrored.weights,
             need=checked.need,
             context_length=checked.context_length,
+            task=task_of(checked.architecture),
         )
 
     async def _apply(self, spec: ModelSpec, step: Step) -> Applied:
@@ -246,13 +249,13 @@ class ModelJob:
         step.say(applied_detail(self._name, answer.applied))
         return answer.applied
 
-    async def _smoke(self, served: ModelStatus) -> SmokeResult | None:
+    async def _smoke(self, served: ModelStatus, task: Task) -> SmokeResult | None:
         endpoint = endpoint_of(served)
         if not endpoint:
             self._steps.skip("smoke test", "no replica is wanted")
             return None
         with self._steps.run("smoke test") as step:
-            result = await calls.smoke_test(SmokeRequest(endpoint=endpoint, model=self._name))
+            result = await calls.smoke_test(SmokeRequest(endpoint=endpoint, model=self._name, task=task))
             step.say(smoke_detail(result))
             return result
 
