@@ -105,11 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._send(401, b"{}", {"X-Error-Code": "GatedRepo"})
         elif path.startswith("/api/models/"):
-            self._info(path.removeprefix("/api/models/"))
+            self._info(path.removeprefix("/api/models/"), fault)
         else:
             self._file(path, fault)
 
-    def _info(self, name: str) -> None:
+    def _info(self, name: str, fault: Fault) -> None:
         hub = self.served
         repo, _, revision = name.partition("/revision/")
         if repo != hub.repo:
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             siblings = [_sibling(path, data) for path, data in hub.files.items()]
             body = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
-            self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"}, fault)
 
     def _file(self, path: str, fault: Fault) -> None:
         hub = self.served
