@@ -50,6 +50,12 @@ _QUANT = re.compile(
     re.IGNORECASE,
 )
 
+_PAGE = re.compile(
+    r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
+    r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+).*|/?)$"
+)
+"""What a browser's address line says: its page, not a file (`/resolve/` names one)."""
+
 Scheme = Literal["hf", "file", "https"]
 
 
@@ -90,6 +96,10 @@ def parse_repo(text: str) -> RepoRef:
     if not text or not text.isprintable():
         raise _bad_repo(text, "is empty or holds control characters")
     scheme, colon, rest = text.partition(":")
+    page = _PAGE.match(text)
+    if page:
+        name = page["name"] + (f"@{page['revision']}" if page["revision"] else "")
+        raise _bad_repo(text, f"is a page of the hub: write {name}")
     if text.startswith("/"):
         return _file(text, text)
     if colon and scheme == "file":

@@ -68,3 +68,21 @@ async def test_twenty_nodes_leave_and_return_and_every_replica_runs_once(cell: C
             assert {(shard.replica, shard.generation) for shard in node.running} == wanted
         answers = await asyncio.gather(*(node.join() for node in nodes[:8]))
         assert [answer.claimed for answer in answers] == [()] * 8
+
+
+async def test_a_hundred_jobs_at_once_all_end_with_short_histories(cell: Cell) -> None:
+    """Ten jobs on each of ten models, side by side: every one ends done, and each model is there once."""
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(cell.node(f"n{number}", memory=4 * GIB)) for number in range(5)]
+        await asyncio.gather(*(node.join() for node in nodes))
+        jobs = await asyncio.gather(
+            *(cell.start({"repo": "file:/models/m.gguf", "name": f"m{number % 10}"}) for number in range(100))
+        )
+        results = await asyncio.gather(*(job.result() for job in jobs))
+        assert {result.sentence.partition(":")[0] for result in results} == {f"m{n} is serving" for n in range(10)}
+        assert sum(result.sentence.endswith("nothing was to be changed") for result in results) == 90
+        state = await cell.state()
+        assert sorted(replica.id for replica in state.replicas.values()) == [f"m{number}-0" for number in range(10)]
+        assert sum(len(node.started) for node in nodes) == 10
+        lengths = [(await job.describe()).history_length for job in jobs]
+        assert max(lengths) < 200, sorted(lengths)[-5:]

@@ -1,0 +1,90 @@
+"""Names, revisions, variants and paths as a new user types them: what is meant, or a sentence that says what is wrong."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from temporalio.testing import ActivityEnvironment
+
+from activities.contract import ResolveRequest
+from activities.registry import Registry
+from cli.errors import CtlError, sentence
+from cli.model_options import wish
+from fleet.reasons import StepError
+from fleet.spec import JobKind
+from runtime.config import HubConfig
+from tests.stub_hub import COMMIT, Hub, stub_hub
+
+FILES = {
+    "Smol-Q4_K_M.gguf": b"GGUF4",
+    "Smol-Q8_0.gguf": b"GGUF88",
+    "sub/Smol-F16.gguf": b"GGUF16",
+    "mmproj-F16.gguf": b"x",
+}
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with stub_hub(FILES, repo="Org/Smol-GGUF") as served:
+        yield served
+
+
+async def typed(hub: Hub, text: str) -> str:
+    """What ctl and the registry make of it: the file that is taken, or the sentence."""
+    try:
+        request = wish(JobKind.SERVE, text, {})
+        registry = Registry(HubConfig(endpoint=hub.url))
+        asked = ResolveRequest(repo=request.repo or "")
+        found = await ActivityEnvironment().run(registry.resolve_model, asked)
+    except (CtlError, StepError) as error:
+        return sentence(error)
+    except typer.BadParameter as error:
+        return error.message
+    return f"{found.entry} at {found.revision[:7]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Org/Smol-GGUF:Q4_K_M", f"Smol-Q4_K_M.gguf at {COMMIT[:7]}"),
+        ("hf:Org/Smol-GGUF:q4_k_m", "Smol-Q4_K_M.gguf at"),
+        ("Org/Smol-GGUF@main:Q8_0", "Smol-Q8_0.gguf at"),
+        (f"Org/Smol-GGUF@{COMMIT}:F16", "sub/Smol-F16.gguf at"),
+        ("  Org/Smol-GGUF:Q8_0 ", "Smol-Q8_0.gguf at"),
+        ("Org/Smol-GGUF", "3 GGUF variants are there: name one (`repo:F16`, or the file itself): F16, Q4_K_M, Q8_0"),
+        ("Org/Smol-GGUF:Q5", "no GGUF variant Q5 is there; there are: F16, Q4_K_M, Q8_0"),
+        ("Org/Smol-GGUF:", "has a variant that is not a name such as Q4_K_M"),
+        ("Org/Smol-GGUF@", "has a revision that is not a branch, a tag or a commit"),
+        ("Org/Smol-GGUF@v2:Q8_0", "Org/Smol-GGUF@v2: the repo has no such revision on"),
+        ("Org/Smol", "Org/Smol is not on http"),
+        ("smol", "smol is not on http"),
+        ("https://huggingface.co/Org/Smol-GGUF", "is a page of the hub: write Org/Smol-GGUF"),
+        ("huggingface.co/Org/Smol-GGUF", "is a page of the hub: write Org/Smol-GGUF"),
+        ("https://huggingface.co/Org/Smol-GGUF/tree/main", "is a page of the hub: write Org/Smol-GGUF@main"),
+        ("https://huggingface.co/Org/Smol-GGUF/blob/main/x.gguf", "is a page of the hub: write Org/Smol-GGUF@main"),
+        ("https://example.org/models", "must name one .gguf file"),
+        ("https://user:secret@example.org/m.gguf", "must name a host and no credentials"),
+        ("ftp://example.org/m.gguf", "is no repo: write org/name, hf:org/name@revision, file:/path or https://"),
+        ("ollama run llama3", "is no repo"),
+        ("Org/Smol GGUF", "is no repo"),
+        ("Org/Smol-GGUF/Smol-Q8_0.gguf", "no file Org/Smol-GGUF/Smol-Q8_0.gguf here; a repo"),
+        ("org/../name", "is no repo"),
+        ("./absent.gguf", "no file ./absent.gguf here; a repo on the hub is org/name"),
+        ("absent.gguf", "no file absent.gguf here"),
+        ("~/absent.gguf", "no file ~/absent.gguf here"),
+        ("/absent/m.gguf", "/absent/m.gguf does not exist on the worker"),
+        ("file:absent.gguf", "does not name an absolute path; write file:/path/to/model"),
+        ("file:/", "must name a file or a directory, without `..`"),
+        ("", "repo is empty: name one, such as org/name"),
+        ("  ", "repo is empty"),
+    ],
+)
+async def test_what_a_new_user_types(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = await typed(hub, text)
+    assert says in said
+    assert "\n" not in said
+    assert "secret" not in said
