@@ -1,4 +1,4 @@
-"""Names, revisions, variants and paths as a new user types them: what is meant, or a sentence that says what is wrong."""
+"""Names, revisions, variants and paths as a new user types them: what is meant, or what is wrong in one sentence."""
 
 from collections.abc import Iterator
 from pathlib import Path
