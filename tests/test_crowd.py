@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 from temporalio.client import Client
 
+from activities.node_contract import LeaseTerms
 from fleet.state import NodeState, ReplicaState
 from tests.control import Cell, control_plane
 from tests.fleets import GIB
@@ -73,7 +74,10 @@ async def test_twenty_nodes_leave_and_return_and_every_replica_runs_once(cell: C
 async def test_a_hundred_jobs_at_once_all_end_with_short_histories(cell: Cell) -> None:
     """Ten jobs on each of ten models, side by side: every one ends done, and each model is there once."""
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(cell.node(f"n{number}", memory=4 * GIB)) for number in range(5)]
+        terms = LeaseTerms(heartbeat_timeout_s=30, grace_s=30)  # the crowd is of jobs: no node is to be lost meanwhile
+        nodes = [
+            await stack.enter_async_context(cell.node(f"n{number}", memory=4 * GIB, terms=terms)) for number in range(5)
+        ]
         await asyncio.gather(*(node.join() for node in nodes))
         jobs = await asyncio.gather(
             *(cell.start({"repo": "file:/models/m.gguf", "name": f"m{number % 10}"}) for number in range(100))

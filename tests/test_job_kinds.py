@@ -13,7 +13,7 @@ from activities.contract import JobState, StepState
 from activities.node_contract import StartShard
 from fleet.inputs import read_request, updated
 from fleet.reasons import LlmgwError, Reason
-from fleet.room_deadline import FIRST_LOOK_S, NEXT_LOOK_S, RoomDeadline
+from fleet.room_deadline import FIRST_LOOK_S, GIVE_WAY_S, NEXT_LOOK_S, RoomDeadline
 from fleet.spec import JobKind, JobRequest, Rollout, Scaling
 from fleet.standing import no_room
 from fleet.state import ReplicaState
@@ -68,21 +68,22 @@ def test_the_clock_for_room_runs_only_while_it_waits() -> None:
     clock = RoomDeadline(60.0)
     clock.waits(True, 100.0)
     clock.waits(True, 130.0)
-    assert clock.left_s(130.0) == 30.0
+    assert clock.left_s(130.0, rival=False) == 30.0
+    assert clock.left_s(110.0, rival=True) == GIVE_WAY_S - 10.0
+    assert not clock.expired(159.0)
+    assert clock.expired(160.0)
     clock.waits(False, 131.0)
-    assert clock.left_s(131.0) is None
+    assert clock.left_s(131.0, rival=True) is None
     clock.waits(True, 200.0)
-    assert clock.left_s(200.0) == 60.0
+    assert clock.left_s(200.0, rival=False) == 60.0
     clock.looked(260.0)
-    assert clock.left_s(260.0) == 60.0
+    assert clock.left_s(260.0, rival=False) == NEXT_LOOK_S
     at_once = RoomDeadline(0.0)
     at_once.waits(True, 10.0)
-    assert at_once.left_s(10.0) == FIRST_LOOK_S
-    at_once.looked(11.0)
-    assert at_once.left_s(11.0) == NEXT_LOOK_S
+    assert at_once.left_s(10.0, rival=True) == FIRST_LOOK_S
     for_ever = RoomDeadline(None)
     for_ever.waits(True, 10.0)
-    assert for_ever.left_s(10.0) is None
+    assert (for_ever.left_s(10.0, rival=False), for_ever.left_s(10.0, rival=True)) == (None, GIVE_WAY_S)
 
 
 def test_no_room_is_a_reason_and_none_while_room_is_made() -> None:

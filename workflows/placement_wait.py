@@ -50,34 +50,34 @@ class PlacementWait:
         if not self.may_end_early or goal is Phase.REMOVED:
             await workflow.wait_condition(lambda: bool(line.news))
             return
-        looked: Waiting | None = None
         while not line.news:
             behind = line.turn.behind if line.turn is not None else None
-            waits = line.model is not None and line.model.phase is Phase.WAITING
-            self._room.waits(waits, workflow.time())
-            if behind is not None and (behind.kind is JobKind.REMOVE or (waits and behind != looked)):
-                looked = behind
-                await self._give_way(behind)
-                continue
+            if behind is not None and behind.kind is JobKind.REMOVE:
+                raise self._superseded(behind)
+            self._room.waits(line.model is not None and line.model.phase is Phase.WAITING, workflow.time())
             try:
                 await workflow.wait_condition(
                     lambda behind=behind: bool(line.news) or line.turn is None or line.turn.behind != behind,  # type: ignore[misc]
-                    timeout=self._room.left_s(workflow.time()),
+                    timeout=self._room.left_s(workflow.time(), rival=behind is not None),
                     timeout_summary="how long it may wait for room",
                 )
             except TimeoutError:
-                failure = await self._no_room()
-                if failure is not None:
-                    self.take_back = True
-                    raise calls.failed(self._room.given_up(failure)) from None
-                self._room.looked(workflow.time())
+                await self._end_without_room(behind)
 
-    async def _give_way(self, behind: Waiting) -> None:
-        removes = behind.kind is JobKind.REMOVE
-        if removes or await self._no_room() is not None:
-            self.take_back = not removes
-            detail = f"{behind.job} on the same model came while this one waited for {self._line.name} to serve"
-            raise calls.failed(Failure(reason=Reason.SUPERSEDED, detail=detail))
+    async def _end_without_room(self, behind: Waiting | None) -> None:
+        """Raise, unless room is being made."""
+        failure = await self._no_room()
+        if failure is None:
+            self._room.looked(workflow.time())
+            return
+        self.take_back = True
+        if behind is not None and not self._room.expired(workflow.time()):
+            raise self._superseded(behind)
+        raise calls.failed(self._room.given_up(failure))
+
+    def _superseded(self, behind: Waiting) -> Exception:
+        detail = f"{behind.job} on the same model came while this one waited for {self._line.name} to serve"
+        return calls.failed(Failure(reason=Reason.SUPERSEDED, detail=detail))
 
     async def _no_room(self) -> Failure | None:
         return (await self._line.inquire(self._line.asks(AskKind.ROOM))).failure
