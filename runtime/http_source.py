@@ -37,7 +37,7 @@ class HttpSource:
         self._locate = locate
         self._headers = dict(headers or {})
         self._unreachable = unreachable
-        self._session = new_session(proxies=True)
+        self._session = new_session()
         self._moved: dict[str, str] = {}
         """Where a redirect led, so that the next range asks there at once; such a URL may be a secret."""
         self._serial: dict[str, asyncio.Lock] = {}

@@ -4,12 +4,10 @@ import asyncio
 import functools
 import time
 
-import requests
-
 from fleet.reasons import Reason, StepError
 from fleet.spec import ModelFile
 from runtime.http_source import host_of
-from runtime.ranges import Answer, BrokenError, Exchange, Pace, SlowError, new_session
+from runtime.peer_wire import Answer, BrokenError, Exchange, Pace, PeerWire
 from runtime.sources import SourceKind
 from runtime.threads import abandonable
 
@@ -35,9 +33,7 @@ class PeerSource:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._pace = pace
         self._patience_s = patience_s
-        # A peer is inside the fleet's network: no proxy knows the way, and no .netrc its secret.
-        self._session = new_session(proxies=False)
-        self._session.max_redirects = 0
+        self._wire = PeerWire(self._url, pace)
         self._news: dict[str, tuple[int, float]] = {}
         """What the peer had of a file when it said so last, and since when."""
 
@@ -54,7 +50,7 @@ class PeerSource:
             raise StepError(Reason.WEIGHTS_MISSING, f"{file.path} has no hash to ask {self.name} for")
         while True:
             answer = await self._ask(file, offset, view)
-            if answer.status == 206 and answer.start == offset and answer.total == file.size:
+            if answer.status == 206:
                 self._news.pop(file.path, None)
                 return answer.got
             if answer.status not in (404, 503):
@@ -63,22 +59,37 @@ class PeerSource:
             await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        self._session.close()
+        self._wire.close()
 
     async def _ask(self, file: ModelFile, offset: int, view: memoryview) -> Answer:
-        url = f"{self._url}{PATH}{file.sha256}"
+        trouble = ""
         for _ in range(TRIES):
-            exchange = Exchange(self._session, self._pace)
-            get = functools.partial(exchange.get, url, self._headers, offset, view)
+            exchange = self._wire.begin()
+            get = functools.partial(exchange.get, f"{PATH}{file.sha256}", self._headers, offset, view)
             try:
-                return await abandonable(get, exchange.cut)
+                return await self._watched(asyncio.ensure_future(abandonable(get, exchange.cut)), exchange)
             except BrokenError as error:
-                broken = error
-            except SlowError as error:
-                raise StepError(Reason.NODE_UNREACHABLE, f"{self.name} is too slow: {error}") from error
-            except requests.RequestException as error:
-                raise StepError(Reason.NODE_UNREACHABLE, f"{self.name}: {type(error).__name__}") from error
-        raise StepError(Reason.NODE_UNREACHABLE, f"{self.name}: {broken}") from broken
+                trouble = str(error)
+        raise StepError(Reason.NODE_UNREACHABLE, f"{self.name}: {trouble}")
+
+    async def _watched(self, asking: "asyncio.Future[Answer]", exchange: Exchange) -> Answer:
+        """The answer, unless its bytes come too slowly."""
+        began, wait = time.monotonic(), self._pace.grace_s
+        try:
+            while True:
+                await asyncio.wait([asking], timeout=wait)
+                if asking.done():
+                    return asking.result()
+                seconds = time.monotonic() - began
+                if exchange.got < self._pace.rate * seconds:
+                    raise StepError(
+                        Reason.NODE_UNREACHABLE,
+                        f"{self.name} is too slow: {exchange.got / seconds / 1024:.0f} KiB/s on a connection",
+                    )
+                wait = 1.0
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
 
     def _wait_no_longer(self, file: ModelFile, answer: Answer) -> None:
         """Raise where the peer has had nothing new for too long."""

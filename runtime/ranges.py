@@ -1,6 +1,5 @@
 """One HTTP request for a range of a file: asked, judged and drained in a thread that can be cut off."""
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,10 +19,6 @@ class BrokenError(Exception):
     """The request brought nothing and another may; the text says what happened."""
 
 
-class SlowError(Exception):
-    """The bytes come more slowly than the least rate."""
-
-
 @dataclass(frozen=True)
 class Pace:
     """The least that is taken for an answer."""
@@ -31,9 +26,6 @@ class Pace:
     connect_s: float = 10.0
     silent_s: float = 30.0
     """A healthy server streams without such gaps."""
-    grace_s: float = 0.0
-    rate: float = 0.0
-    """Bytes a second of one request, once the grace is over; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,7 @@ class Exchange:
                 raw.shutdown()
 
     def get(self, url: str, headers: Mapping[str, str], offset: int, view: memoryview) -> Answer:
-        """Ask for the range that fills `view`. Raises BrokenError, SlowError, requests.RequestException."""
+        """Ask for the range that fills `view`. Raises BrokenError, requests.RequestException."""
         sent = {"Accept-Encoding": "identity", "Range": f"bytes={offset}-{offset + len(view) - 1}", **headers}
         try:
             response = self._session.get(
@@ -109,7 +101,6 @@ class Exchange:
 
     def _drain(self, raw: HTTPResponse, skip: int, view: memoryview) -> int:
         """Fill the view from a body, `skip` bytes of it left out."""
-        began = time.monotonic()
         got = 0
         try:
             while got < len(view):
@@ -121,9 +112,6 @@ class Exchange:
                     continue
                 view[got : got + len(piece)] = piece
                 got += len(piece)
-                seconds = time.monotonic() - began
-                if seconds > self._pace.grace_s and got < self._pace.rate * seconds:
-                    raise SlowError(f"gives {got / seconds / 1024:.0f} KiB/s")
         except (HTTPError, OSError) as error:
             if not got:
                 raise BrokenError(_said(error)) from error
@@ -137,10 +125,9 @@ class Exchange:
         return got
 
 
-def new_session(*, proxies: bool) -> requests.Session:
-    """Connections that are kept between ranges; with `proxies` as the environment says."""
+def new_session() -> requests.Session:
+    """Connections that are kept between ranges, by the proxies that the environment names."""
     session = requests.Session()
-    session.trust_env = proxies
     adapter = HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS_KEPT)
     session.mount("http://", adapter)
     session.mount("https://", adapter)

@@ -17,7 +17,7 @@ from fleet.reasons import Reason, StepError
 from fleet.spec import Format, ModelFile, Weights
 from runtime.config import ConfigError, NodeHubConfig, WeightsConfig
 from runtime.peer_source import HAVE, PeerSource
-from runtime.ranges import Pace
+from runtime.peer_wire import Pace
 from tests.stub_hub import Fault, stub_hub
 from tests.transfers import MIB, content, listed
 from tests.waiting import until
