@@ -1,11 +1,12 @@
 """The benches run, in a tiny size, and measure what they say: plans that place, preempt and evict; whole packings."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import packing, placement
+from bench import packing, placement, transfer
 from bench.fleets import GIB, Packing
 from fleet.state import CPU, FleetState
 
@@ -77,3 +78,14 @@ def test_the_solver_packs_a_small_fleet_at_least_as_full(capsys: pytest.CaptureF
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["load"] for row in rows] == list(packing.LOADS)
     assert all(row["by_memory"] <= 1.0 for row in rows if row["best"]["proven"])
+
+
+def test_transfers_are_measured_against_the_plain_way(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = ["--size", "6MiB", "--files", "2", "--runs", "1", "--memory", "64MiB"]
+    transfer.main([*small, "--into", str(tmp_path), "--json"])
+    found = printed(capsys)
+    names = ["from a directory, against cp", "over loopback, against one stream"]
+    assert [one["name"] for one in found["races"]] == names
+    assert all(one["ours"] > 0 and one["ratio"] == one["ours"] / one["plain"] for one in found["races"])
+    assert 0 < found["memory"] < transfer.MEMORY_GOAL
+    assert list(tmp_path.iterdir()) == []
