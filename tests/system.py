@@ -20,6 +20,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities import contract
 from activities.contract import JobResult, JobStatus, Snapshot
+from agent.cgroups import Cgroups
 from fleet.state import FleetState, ReplicaRecord, ReplicaState
 from runtime.temporal import llmgw_plugin
 from tests.conftest import SERVER_ARGS, temporal_binary
@@ -107,6 +108,8 @@ class System:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process_left.kill()
                 process_left.wait(10)
+        for ledger in self.home.glob("*/ledger.json"):
+            Cgroups.here(ledger.parent).sweep()  # the shims that would have removed them were killed too
 
     def engines(self) -> list[psutil.Process]:
         """Whatever still runs with this directory on its command line, apart from worker and agents."""
