@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import unquote
 
 from temporalio import activity
 
 from activities.contract import DISCARD_WEIGHTS, MIRROR_MODEL, MirrorRequest, MirrorResult
 from activities.registry import read_token
 from fleet.reasons import Reason, StepError
-from fleet.repos import check_paths, file_url, path_of_url, weights_id
+from fleet.repos import STORES, check_paths, file_url, path_of_url, weights_id
 from fleet.spec import ResolvedModel, Weights
 from runtime import manifest, shelf
 from runtime.config import HubConfig, MirrorConfig
 from runtime.http_source import HttpSource, host_of
 from runtime.mirrors import is_directory, is_web
+from runtime.objects import StoreSource
 from runtime.progress import reporting
 from runtime.sources import FileSource, Source
 from runtime.threads import in_thread
@@ -109,4 +111,7 @@ def _origin(resolved: ResolvedModel, headers: Mapping[str, str]) -> Source:
     if all(url.startswith(("http://", "https://")) for url in urls.values()):
         first = next(iter(urls.values()), "")
         return HttpSource("hub", host_of(first), lambda file: urls[file.path], headers=headers)
+    if resolved.repo.startswith(STORES):
+        one = resolved.files[0]
+        return StoreSource("hub", unquote(one.url.removesuffix(file_url("", one.path))))
     raise StepError(Reason.WEIGHTS_MISSING, f"{resolved.repo}: its files have no file: and no https: URL")

@@ -19,9 +19,10 @@ from activities.resolutions import Resolutions
 from fleet.architectures import FORMATS, engine_for
 from fleet.engine_args import check_wish
 from fleet.reasons import Reason, StepError
-from fleet.repos import RepoRef, check_path, check_paths, choose_files, parse_repo, shards_beside
+from fleet.repos import RepoRef, check_path, check_paths, choose_files, file_url, parse_repo, shards_beside
 from fleet.spec import ModelFile, ResolvedModel
 from runtime.config import HubConfig
+from runtime.objects import listed
 from runtime.threads import in_thread
 
 AWAY = frozenset({Reason.HUB_UNREACHABLE, Reason.HUB_BUSY})
@@ -52,6 +53,8 @@ class Registry:
             return await in_thread(_resolve_path, ref, request)
         if ref.scheme == "https":
             return await _resolve_url(ref, request)
+        if ref.scheme == "store":
+            return await _resolve_store(ref, request)
         return await in_thread(self._resolve_hub, ref, request)
 
     def _resolve_hub(self, ref: RepoRef, request: ResolveRequest) -> ResolvedModel:
@@ -164,6 +167,27 @@ async def _resolve_url(ref: RepoRef, request: ResolveRequest) -> ResolvedModel:
     validators: list[Any] = [response.headers.get(key, "") for key in ("ETag", "Last-Modified")]
     files = [ModelFile(path=name, size=int(length), url=ref.location)]
     return _resolved(ref, _digest([ref.location, length, *validators]), files, request)
+
+
+# -- an object store --------------------------------------------------------------------------------------------------
+
+
+async def _resolve_store(ref: RepoRef, request: ResolveRequest) -> ResolvedModel:
+    """A directory, or a GGUF with its shards. Its own tags stand for the content; the mirror hashes what it copies."""
+    single = ref.location.lower().endswith(".gguf")
+    base, _, name = ref.location.rpartition("/") if single else (ref.location, "", "")
+    try:
+        stored = {one.path: one for one in await listed(base, MAX_FILES)}
+    except StepError as error:
+        raise StepError(Reason.HUB_UNREACHABLE, error.failure.detail) from error
+    if single:
+        stored = {path: stored[path] for path in shards_beside(name, stored) if path in stored}
+    if not stored:
+        raise StepError(Reason.REPO_NOT_FOUND, f"{ref.location}: nothing is there, or the worker may not list it")
+    files = [ModelFile(path=one.path, size=one.size, url=file_url(base, one.path)) for one in stored.values()]
+    resolved = _resolved(ref, "", files, request)
+    marks = (f"{file.path}\0{file.size}\0{stored[file.path].mark}" for file in resolved.files)
+    return resolved.model_copy(update={"revision": _digest([ref.location, *marks])})
 
 
 def _digest(parts: Iterable[str]) -> str:

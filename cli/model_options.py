@@ -13,7 +13,7 @@ from fleet.inputs import input_sentence
 from fleet.spec import Engine, JobKind, JobRequest, Task
 
 RepoArgument = Annotated[
-    str, typer.Argument(help="org/name (@revision, :variant) on the hub, file:/path, a path, or https://…")
+    str, typer.Argument(help="org/name (@revision, :variant) on the hub, file:/path, a path, https://… or s3://…")
 ]
 NameOption = Annotated[str | None, typer.Option(help="The name clients use; from the repo where it is not given.")]
 Token = Annotated[

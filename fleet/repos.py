@@ -56,7 +56,10 @@ _PAGE = re.compile(
 )
 """What a browser's address line says: its page, not a file (`/resolve/` names one)."""
 
-Scheme = Literal["hf", "file", "https"]
+Scheme = Literal["hf", "file", "https", "store"]
+
+STORES = ("s3://", "gs://", "az://")
+"""Object stores: a directory in one, or a GGUF."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class RepoRef:
     @property
     def repo(self) -> str:
         """The reference without revision and variant, as `ResolvedModel.repo` keeps it."""
-        return self.location if self.scheme == "https" else f"{self.scheme}:{self.location}"
+        return self.location if self.scheme in ("https", "store") else f"{self.scheme}:{self.location}"
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ def parse_repo(text: str) -> RepoRef:
         return _file(text, text)
     if colon and scheme == "file":
         return _file(text, _path_of(text))
+    if text.startswith(STORES):
+        return _store(text)
     if colon and scheme in ("https", "http"):
         return _url(text)
     return _hub(text, rest if colon and scheme == "hf" else text)
@@ -118,7 +123,7 @@ def default_name(ref: RepoRef) -> str:
         name = ref.location.rpartition("/")[2]
         name = re.sub(r"-gguf$", "", name, flags=re.IGNORECASE)
     else:
-        path = urlsplit(ref.location).path if ref.scheme == "https" else ref.location
+        path = urlsplit(ref.location).path if ref.scheme in ("https", "store") else ref.location
         name = unquote(path.rstrip("/").rpartition("/")[2]) if ref.scheme == "https" else path.rpartition("/")[2]
         name = _QUANT.sub("", _stem(name))
     name = name[:MAX_NAME].lower() or "model"
@@ -262,6 +267,18 @@ def _url(text: str) -> RepoRef:
     if not parts.path.lower().endswith(".gguf"):
         raise _bad_repo(text, "must name one .gguf file")
     return RepoRef("https", parts._replace(fragment="").geturl())
+
+
+def _store(text: str) -> RepoRef:
+    parts = urlsplit(text)
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise _bad_repo(
+            text.rpartition("@")[2].partition("?")[0], "must hold no credentials: they are the worker's own"
+        )
+    names = [part for part in parts.path.split("/") if part]
+    if not parts.netloc or not names or ".." in names or "." in names:
+        raise _bad_repo(text, "must name a bucket and a directory or GGUF in it, such as s3://bucket/models/m")
+    return RepoRef("store", f"{parts.scheme}://{parts.netloc}/{'/'.join(names)}")
 
 
 def _hub(text: str, rest: str) -> RepoRef:

@@ -227,7 +227,7 @@ class ModelRequest(Typed):
     """What a person says about a model: the same words in a job's input and in a file of models."""
 
     repo: Annotated[str, Field(min_length=1, max_length=2000)] | None = None
-    """`hf:org/name@rev` (the default scheme), `file:/path`, `https://…`; a GGUF variant is `repo:Q4_K_M`."""
+    """`hf:org/name@rev` (the default scheme), `file:/path`, `https://…`, `s3://…`; a GGUF variant is `repo:Q4_K_M`."""
     name: ModelName | None = None
     """The name clients use; from the repo where it is not given."""
     token: TokenName | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import obstore
@@ -31,6 +32,30 @@ def open_store(url: str) -> ObjectStore:
             client_options={"timeout": CALL_TIMEOUT, "allow_http": True},
             retry_config={"max_retries": RETRIES, "retry_timeout": RETRY_FOR},
         )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One object beneath an address."""
+
+    path: str
+    """Relative to the address."""
+    size: int
+    mark: str
+    """Changes with its bytes: the store's tag, else when it was written."""
+
+
+async def listed(url: str, most: int) -> list[Stored]:
+    """What lies beneath an address, by path, at most `most` objects. Raises StepError(MIRROR_UNREACHABLE)."""
+    found: list[Stored] = []
+    with told(url):
+        async for chunk in obstore.list(open_store(url)):
+            found += [
+                Stored(one["path"], one["size"], one["e_tag"] or one["last_modified"].isoformat()) for one in chunk
+            ]
+            if len(found) >= most:
+                break
+    return sorted(found[:most], key=lambda one: one.path)
 
 
 @contextmanager

@@ -9,14 +9,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
+from pydantic import ByteSize
 from temporalio.testing import ActivityEnvironment
 
 from activities.check import read_shape
-from activities.contract import MirrorRequest, MirrorResult
+from activities.contract import MirrorRequest, MirrorResult, ResolveRequest
 from activities.mirror import Mirror
+from activities.registry import Registry
 from agent.weights import WeightStore
 from fleet.reasons import Reason, StepError
 from fleet.spec import Format, ModelFile, ResolvedModel
@@ -223,3 +226,28 @@ async def test_a_web_mirror_is_only_read(hub: Hub, tmp_path: Path) -> None:
         got = await store.bring(found.weights, lambda done, total: None)
         await store.close()
         assert got.sources == {"mirror": SIZE}
+
+
+async def test_a_model_in_a_store_is_resolved_and_mirrored(
+    s3: str, corner: str, mirror: Mirror, tmp_path: Path
+) -> None:
+    at = f"s3://bucket/{corner}/source"
+    async with httpx.AsyncClient() as client:
+        for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "other.gguf", "README.md"):
+            put = await client.put(f"{s3}/bucket/{quote(corner)}/source/{name}", content=FIRST + name.encode())
+            assert put.status_code == 200
+    registry = Registry(HubConfig())
+    for repo in (f"{at}/m-00001-of-00002.gguf", f"{at}/other.gguf"):
+        asked = ResolveRequest(repo=repo)
+        found = await ActivityEnvironment().run(registry.resolve_model, asked)
+        local = Mirror(MirrorConfig(path=tmp_path / "mirror", keep_free=ByteSize(0)), HubConfig())
+        copied = await ActivityEnvironment().run(local.mirror_model, MirrorRequest(resolved=found))
+        names = [file.path for file in copied.weights.files]
+        assert names == (["other.gguf"] if "other" in repo else ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"])
+        for name in names:
+            assert (tmp_path / "mirror" / copied.weights.model_id / name).read_bytes() == FIRST + name.encode()
+        assert (await ActivityEnvironment().run(registry.resolve_model, asked)) == found
+    for repo, reason in ((at, Reason.NO_WEIGHTS), (f"{at}/none", Reason.REPO_NOT_FOUND)):
+        with pytest.raises(StepError) as caught:
+            await ActivityEnvironment().run(registry.resolve_model, ResolveRequest(repo=repo))
+        assert caught.value.failure.reason is reason
