@@ -104,12 +104,16 @@ class System:
         for process in self.processes.values():
             process.kill()
             process.wait()
-        for process_left in self.engines():
+        left = self.engines()
+        shims = [process for process in left if _is_shim(process)]
+        for engine in (process for process in left if process not in shims):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process_left.kill()
-                process_left.wait(10)
+                engine.kill()
+        # When its engine is gone a shim ends what that left, such as vLLM's core and worker, whom no command names.
+        for shim in psutil.wait_procs(shims, 20)[1]:
+            shim.kill()
         for ledger in self.home.glob("*/ledger.json"):
-            Cgroups.here(ledger.parent).sweep()  # the shims that would have removed them were killed too
+            Cgroups.here(ledger.parent).sweep()  # where a shim was killed that would have removed it
 
     def engines(self) -> list[psutil.Process]:
         """Whatever still runs with this directory on its command line, apart from worker and agents."""
@@ -170,6 +174,10 @@ class System:
         found = await until(there, 60.0)
         assert found is not None
         return found
+
+
+def _is_shim(process: psutil.Process) -> bool:
+    return any(part.endswith("shim.py") for part in process.info["cmdline"] or [])
 
 
 def free_ports(count: int) -> int:
