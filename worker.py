@@ -47,6 +47,7 @@ def make_worker(client: Client, config: ServerConfig, keys: EngineKeys, *, max_c
     kept = Resolutions(config.mirror.directory(".")) if is_directory(config.mirror.address) else None
     registry = Registry(config.hub, kept)
     mirror = Mirror(config.mirror, config.hub)
+    check = Check(client, config.mirror, config.hub)
     return Worker(
         client,
         task_queue=contract.CONTROL_QUEUE,
@@ -55,7 +56,8 @@ def make_worker(client: Client, config: ServerConfig, keys: EngineKeys, *, max_c
             registry.resolve_model,
             mirror.mirror_model,
             mirror.discard_weights,
-            Check(client).check_fit,
+            check.check_fit,
+            check.check_repo,
             Place(client).place,
             Smoke(keys).smoke_test,
         ],

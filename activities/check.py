@@ -1,8 +1,6 @@
-"""The job's third step: can the engine load these weights, and does one shard fit any node of the fleet?"""
+"""The job's third step: can the engine load these weights, and does one shard fit any node? Also asked alone."""
 
-import json
-from collections.abc import Callable
-from typing import TypeVar
+import asyncio
 
 from temporalio import activity
 from temporalio.client import Client
@@ -10,54 +8,71 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import (
     CHECK_FIT,
+    CHECK_REPO,
     QUERY_SNAPSHOT,
+    CheckRepoRequest,
     CheckRequest,
     CheckResult,
     Snapshot,
     fleet_id,
 )
-from fleet.architectures import ARCHITECTURES, FORMATS, engine_for
-from fleet.engine_args import check_wish
-from fleet.fit import (
-    Estimate,
-    FitVerdict,
-    ModelShape,
-    default_context,
-    estimate,
-    gpus_of,
-    judge,
-    shape_from_config,
-    shape_from_gguf,
-)
-from fleet.gguf import read_gguf
-from fleet.reasons import Reason, StepError
-from fleet.render import size
-from fleet.repos import default_name, parse_repo
-from fleet.safetensors import safetensors_extent
-from fleet.spec import Engine, Format, JobRequest, ModelFile, ShardNeed, Task, Weights
+from activities.headers import of_source, read_shape
+from activities.mirror import hub_headers, origin
+from fleet.check import examine, examine_on_paper, refusal
+from fleet.paper import fleet_of
+from fleet.repos import weights_id
+from fleet.shape import ModelShape
+from fleet.spec import Weights
 from fleet.state import FleetState
-from fleet.tasks import task_of
+from runtime.config import HubConfig, MirrorConfig
 from runtime.mirrors import reading
 from runtime.threads import in_thread
 
-T = TypeVar("T")
-
-MAX_CONFIG = 4 * 1024**2
-"""Bytes of a config.json: they have a few thousand."""
-
 
 class Check:
-    """Compares what the mirrored weights say about themselves with the engine and with the fleet's capacity."""
+    """Compares what weights say about themselves with the engine and with the fleet's capacity."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, mirror: MirrorConfig, hub: HubConfig) -> None:
         self._client = client
+        self._mirror = mirror
+        self._hub = hub
 
     @activity.defn(name=CHECK_FIT)
     async def check_fit(self, request: CheckRequest) -> CheckResult:
-        """Raises StepError: WEIGHTS_UNREADABLE, WEIGHTS_MISSING, UNSUPPORTED_ARCHITECTURE, BAD_INPUT, FIT_UNKNOWN,
-        DOES_NOT_FIT. A fleet without a node that could answer is no failure: the verdict is then UNKNOWN."""
-        shape = await in_thread(read_shape, request.weights)
-        return decide(shape, request.weights, request.request, await self._snapshot(request.cell))
+        """Raises StepError: WEIGHTS_UNREADABLE, WEIGHTS_MISSING, UNSUPPORTED_ARCHITECTURE, BAD_INPUT, BAD_FLAG,
+        FIT_UNKNOWN, DOES_NOT_FIT, GPU_COUNT. A fleet without a node that could answer is no failure: the verdict is
+        then UNKNOWN."""
+        shape = await in_thread(mirrored_shape, request.weights, request.request.args)
+        result = examine(shape, request.weights, request.request, await self._snapshot(request.cell))
+        refused = refusal(result)
+        if refused is not None:
+            raise refused
+        return result
+
+    @activity.defn(name=CHECK_REPO)
+    async def check_repo(self, request: CheckRepoRequest) -> CheckResult:
+        """As `check_fit`, of files that need not be mirrored, on the fleet or on paper; that it does not fit, or is
+        not known to, is an answer and no failure."""
+        resolved, wish = request.resolved, request.wish
+        weights = Weights(
+            model_id=weights_id(resolved),
+            format=resolved.format,
+            entry=resolved.entry,
+            files=resolved.files,
+            mirror=f"{self._mirror.address}/{weights_id(resolved)}",
+        )
+        if resolved.note:  # the hub is away, and the mirror has it
+            shape = await in_thread(mirrored_shape, weights, wish.args)
+        else:
+            source = origin(resolved, hub_headers(self._hub, resolved, wish.token or ""))
+            try:
+                opened = of_source(source, asyncio.get_running_loop())
+                shape = await in_thread(read_shape, resolved, opened, wish.args)
+            finally:
+                await source.close()
+        if wish.paper is not None:
+            return examine_on_paper(shape, weights, wish, fleet_of(wish.paper))
+        return examine(shape, weights, wish, await self._snapshot(wish.cell))
 
     async def _snapshot(self, cell: str) -> FleetState:
         handle = self._client.get_workflow_handle(fleet_id(cell))
@@ -70,101 +85,6 @@ class Check:
         return snapshot.state
 
 
-def decide(shape: ModelShape, weights: Weights, request: JobRequest, state: FleetState) -> CheckResult:
-    """The answer from what is known; pure. Raises StepError."""
-    name = request.name or (default_name(parse_repo(request.repo)) if request.repo else weights.model_id)
-    engine = request.engine or engine_for(weights.format)
-    check_wish(engine, request.args, trust_remote_code=request.trust_remote_code)
-    _check_engine(engine, weights.format, shape, trusted=request.trust_remote_code)
-    context = request.context_length or default_context(shape)
-    if shape.context_length and context > shape.context_length:
-        raise StepError(
-            Reason.BAD_INPUT, f"context_length: {context} is more than the {shape.context_length} {name} was made for"
-        )
-    parts = None if request.memory is not None else _estimate(name, shape, engine, context, request)
-    memory = int(request.memory) if request.memory is not None else parts.total if parts else 0
-    need = ShardNeed(memory=memory, gpus=request.gpus, disk=weights.size)
-    judgement = judge(state, name, engine, need)
-    if judgement.verdict is FitVerdict.DOES_NOT_FIT:
-        few = need.gpus > max((gpus_of(node) for node in state.nodes.values()), default=0)
-        raise StepError(Reason.GPU_COUNT if few else Reason.DOES_NOT_FIT, judgement.sentence)
-    return CheckResult(
-        verdict=judgement.verdict,
-        sentence=f"{judgement.sentence} ({_account(parts)})",
-        engine=engine,
-        architecture=shape.architecture,
-        context_length=context,
-        need=need,
-        estimate=parts,
-        candidate=judgement.candidate,
-    )
-
-
-def read_shape(weights: Weights) -> ModelShape:
-    """What the files in the mirror say; each weight file must be as long as its header says. Raises StepError."""
-    return _read_gguf_shape(weights) if weights.format is Format.GGUF else _read_config_shape(weights)
-
-
-def _read_gguf_shape(weights: Weights) -> ModelShape:
-    headers = {file.path: _with_reader(weights, file, read_gguf) for file in weights.files if _is(file.path, ".gguf")}
-    if weights.entry not in headers:
-        raise StepError(Reason.WEIGHTS_MISSING, f"{weights.entry or 'the GGUF'} is not among the model's files")
-    entry = headers[weights.entry]
-    if not sum(header.tensors for header in headers.values()):
-        raise StepError(Reason.WEIGHTS_UNREADABLE, f"{weights.entry} holds no tensors")
-    kind = entry.metadata.get("general.type", "model")
-    if kind != "model":
-        raise StepError(Reason.UNSUPPORTED_ARCHITECTURE, f"{weights.entry} is of type {str(kind)[:40]}, not a model")
-    return shape_from_gguf(entry, weights.size)
-
-
-def _read_config_shape(weights: Weights) -> ModelShape:
-    tensors = [file for file in weights.files if _is(file.path, ".safetensors")]
-    for file in tensors:
-        _with_reader(weights, file, safetensors_extent)
-    with reading(weights.mirror, ModelFile(path="config.json", size=0)) as config_file:
-        text = config_file.at(0, MAX_CONFIG + 1)
-    try:
-        config = json.loads(text) if len(text) <= MAX_CONFIG else None
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise StepError(Reason.WEIGHTS_UNREADABLE, "config.json is not a JSON object")
-    return shape_from_config(config, sum(file.size for file in tensors))
-
-
-def _with_reader(weights: Weights, file: ModelFile, parse: Callable[[str, int, Callable[[int, int], bytes]], T]) -> T:
-    with reading(weights.mirror, file) as opened:
-        return parse(file.path.rpartition("/")[2], opened.size, opened.at)
-
-
-def _is(path: str, suffix: str) -> bool:
-    return path.lower().endswith(suffix)
-
-
-def _check_engine(engine: Engine, format: Format, shape: ModelShape, *, trusted: bool) -> None:
-    if FORMATS[engine] is not format:
-        raise StepError(
-            Reason.UNSUPPORTED_ARCHITECTURE, f"{engine} reads {FORMATS[engine]} weights, these are {format}"
-        )
-    known = shape.architecture in ARCHITECTURES[engine] or task_of(shape.architecture) is not Task.GENERATE
-    if not known and not trusted:  # its own code may say how it is loaded
-        raise StepError(
-            Reason.UNSUPPORTED_ARCHITECTURE,
-            f"{engine} does not load the architecture {shape.architecture[:80] or '(none is named)'!r}",
-        )
-
-
-def _estimate(name: str, shape: ModelShape, engine: Engine, context: int, request: JobRequest) -> Estimate:
-    found = estimate(shape, engine, context_length=context, concurrency=request.concurrency, gpus=request.gpus)
-    if isinstance(found, Estimate):
-        return found
-    raise StepError(
-        Reason.FIT_UNKNOWN, f"the memory {name} needs cannot be told: its weights lack the {', the '.join(found)}"
-    )
-
-
-def _account(parts: Estimate | None) -> str:
-    if parts is None:
-        return "as the operator said"
-    return f"weights {size(parts.weights)}, KV cache {size(parts.kv_cache)}, overhead {size(parts.overhead)}"
+def mirrored_shape(weights: Weights, args: tuple[str, ...] = ()) -> ModelShape:
+    """What the files in the mirror say. Raises StepError as `headers.read_shape` does, and MIRROR_UNREACHABLE."""
+    return read_shape(weights, lambda file: reading(weights.mirror, file), args)

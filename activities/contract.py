@@ -10,13 +10,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from activities.node_contract import StartShards
-from fleet.fit import Estimate as Estimate
+from activities.node_contract import PreflightResult, StartShards
+from fleet.check import CheckResult as CheckResult
+from fleet.estimate import Estimate as Estimate
 from fleet.fit import FitVerdict as FitVerdict
 from fleet.job_queue import Waiting
+from fleet.paper import CheckWish
 from fleet.reasons import Failure
 from fleet.records import Record, Typed
-from fleet.spec import Engine, JobKind, JobRequest, ResolvedModel, ShardNeed, Task, Weights
+from fleet.spec import Engine, JobKind, JobRequest, ResolvedModel, Task, Weights
 from fleet.state import FleetState, Policy
 from fleet.steps import Plan, Step
 
@@ -72,6 +74,7 @@ RESOLVE_MODEL = "resolve_model"
 MIRROR_MODEL = "mirror_model"
 DISCARD_WEIGHTS = "discard_weights"
 CHECK_FIT = "check_fit"
+CHECK_REPO = "check_repo"
 PLACE = "place"
 SMOKE_TEST = "smoke_test"
 
@@ -113,19 +116,25 @@ class CheckRequest(Record):
     request: JobRequest
 
 
-class CheckResult(Record):
-    """The answer of the check, on the control plane's side."""
+class CheckRepoRequest(Record):
+    """What to check of a repo whose files lie where they lie."""
 
-    verdict: FitVerdict
+    resolved: ResolvedModel
+    wish: CheckWish
+
+
+class CheckReport(Record):
+    """What a `ModelCheck` returns."""
+
+    model: str
+    repo: str
+    revision: str
+    size: int
+    """Bytes of all files."""
+    check: CheckResult
+    preflight: PreflightResult | None = None
+    """What the candidate found on itself; None on paper, and where there is none."""
     sentence: str
-    engine: Engine
-    architecture: str
-    context_length: int
-    need: ShardNeed
-    estimate: Estimate | None = None
-    """None where the operator said the memory."""
-    candidate: str = ""
-    """A node to run the preflight on; empty where there is none just now."""
 
 
 class PlaceRequest(Record):
@@ -171,6 +180,7 @@ class SmokeResult(Record):
 FLEET_WORKFLOW = "Fleet"
 RECONCILE_WORKFLOW = "Reconcile"
 MODEL_JOB_WORKFLOW = "ModelJob"
+MODEL_CHECK_WORKFLOW = "ModelCheck"
 REPLICA_WORKFLOW = "Replica"
 
 # updates, for people

@@ -42,7 +42,7 @@ class Mirror:
         def show(done: int, total: int) -> None:
             progress.update(done_bytes=done, total_bytes=total)
 
-        source = _origin(resolved, self._headers(resolved, request.token))
+        source = origin(resolved, hub_headers(self._hub, resolved, request.token))
         try:
             async with reporting(lambda: dict(progress)):
                 fetched = await self._copy(resolved, source, url, show)
@@ -85,14 +85,6 @@ class Mirror:
             await in_thread(manifest.settle, directory)  # the fleet's one copy must outlive a power cut
         return fetched
 
-    def _headers(self, resolved: ResolvedModel, token_name: str) -> Mapping[str, str]:
-        """The token goes to the hub alone; a redirect to another host drops it."""
-        hub = f"{self._hub.endpoint.rstrip('/')}/"
-        if not all(file.url.startswith(hub) for file in resolved.files):
-            return {}
-        token = read_token(self._hub, token_name)
-        return {"Authorization": f"Bearer {token}"} if token else {}
-
     def _on_hub(self, resolved: ResolvedModel) -> str:
         """Where on the hub a node could read the same files."""
         if not resolved.repo.startswith("hf:") or not resolved.files:
@@ -103,7 +95,18 @@ class Mirror:
         return base if same else ""
 
 
-def _origin(resolved: ResolvedModel, headers: Mapping[str, str]) -> Source:
+def hub_headers(hub: HubConfig, resolved: ResolvedModel, token_name: str) -> Mapping[str, str]:
+    """What a source is told beside a file's URL. The token goes to the hub alone; a redirect to another host drops it.
+
+    Raises StepError: TOKEN_UNKNOWN, REPO_FORBIDDEN.
+    """
+    if not all(file.url.startswith(f"{hub.endpoint.rstrip('/')}/") for file in resolved.files):
+        return {}
+    token = read_token(hub, token_name)
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def origin(resolved: ResolvedModel, headers: Mapping[str, str]) -> Source:
     """Where the files come from, as their URLs say."""
     urls = {file.path: file.url for file in resolved.files}
     if all(url.startswith("file:") for url in urls.values()):

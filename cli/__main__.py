@@ -11,7 +11,22 @@ import logging
 
 import typer
 
-from cli import apply, checks, demo, explain, job, model, node, plans, replica, serve, system, trace, wishes
+from cli import (
+    apply,
+    checks,
+    demo,
+    explain,
+    job,
+    model,
+    model_check,
+    node,
+    plans,
+    replica,
+    serve,
+    system,
+    trace,
+    wishes,
+)
 from cli.console import InterruptedRun, note
 from cli.errors import EXPECTED, sentence
 from runtime.process import run_and_exit
@@ -35,6 +50,7 @@ model.app.command("serve")(serve.serve)
 model.app.command("mirror")(serve.mirror)
 model.app.command("update")(serve.update)
 model.app.command("remove")(serve.remove)
+model.app.command("check")(model_check.check)
 model.app.command("plan")(plans.plan)
 model.app.command("explain")(explain.explain)
 model.app.command("scale")(wishes.scale)

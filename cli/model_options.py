@@ -68,7 +68,7 @@ def wish(kind: JobKind, repo: str | None, given: Mapping[str, object], *, wait_f
             nested[section] = found
     said: dict[str, object] = {"kind": kind, **flat, **nested}
     if repo is not None:
-        said["repo"] = _repo(repo)
+        said["repo"] = checked_repo(repo)
     if wait_for_room:
         said["room_deadline_s"] = None
     try:
@@ -88,7 +88,8 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def _repo(repo: str) -> str:
+def checked_repo(repo: str) -> str:
+    """The repo as a job takes it. Raises BadParameter or CtlError with a sentence."""
     if not repo.strip():
         raise typer.BadParameter("repo is empty: name one, such as org/name, or a file, such as ./model.gguf")
     if missing_file(repo, Path.cwd()):

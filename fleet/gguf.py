@@ -88,6 +88,8 @@ class Gguf:
     """Elements of all tensors."""
     extent: int
     """Bytes the file must have."""
+    stored: int
+    """Bytes of its tensors, with what pads them."""
 
     def of_model(self, key: str) -> Value | None:
         """A value under the architecture's own prefix, such as `block_count`."""
@@ -138,6 +140,7 @@ def read_gguf(name: str, size: int, read: Callable[[int, int], bytes]) -> Gguf:
         tensors=tensors,
         parameters=parameters,
         extent=extent,
+        stored=end,
     )
 
 

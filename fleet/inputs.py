@@ -1,9 +1,11 @@
 """What somebody typed, read: a model of it, or one sentence that names what is wrong; and the spec it becomes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from fleet.paper import CheckWish
 from fleet.reasons import Reason, RefusedError
 from fleet.spec import Engine, JobKind, JobRequest, ModelRequest, ModelSpec, ShardNeed, Task, Weights
 
@@ -17,6 +19,19 @@ def read_request(given: object) -> JobRequest:
         return JobRequest.model_validate({} if given is None else given)
     except ValidationError as error:
         raise RefusedError(Reason.BAD_INPUT, input_sentence(error)) from None
+
+
+def read_check(inputs: Sequence[object], example: str) -> CheckWish:
+    """The input of a check; RefusedError with one sentence for what cannot be one."""
+    if len(inputs) != 1:
+        raise RefusedError(Reason.BAD_INPUT, f"input: a ModelCheck takes one input, not {len(inputs)}: {example}")
+    try:
+        wish = CheckWish.model_validate({} if inputs[0] is None else inputs[0])
+    except ValidationError as error:
+        raise RefusedError(Reason.BAD_INPUT, input_sentence(error)) from None
+    if wish.repo is None:
+        raise RefusedError(Reason.BAD_INPUT, f"repo: Field required, such as {example}")
+    return wish
 
 
 def input_sentence(error: ValidationError) -> str:

@@ -1,8 +1,10 @@
-"""What safetensors files say about themselves: how long one must be, which shards there are; read without trust."""
+"""What safetensors files say about themselves: tensors, length, shards; read without trust."""
 
 import json
+import re
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from fleet.reasons import Reason, StepError
 from fleet.repos import INDEX
@@ -11,12 +13,48 @@ MAX_HEADER = 100_000_000
 """Bytes: the limit that the format's own reader sets."""
 MAX_INDEX = 64 * 1024**2
 """Bytes of a shard index: that of a model with a thousand shards takes 10 MB."""
+MAX_TENSORS = 500_000
+"""In one file: the largest mixtures of experts have some 90,000 in all their files together."""
+MAX_DIMS = 16
+
+BITS: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+"""Of one number of each type the format knows."""
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
 
 
-def safetensors_extent(name: str, size: int, read: Callable[[int, int], bytes]) -> int:
-    """The bytes the file `name` of `size` bytes must have; `read(offset, length)` gives fewer at its end.
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file."""
 
-    Raises StepError(WEIGHTS_UNREADABLE): not safetensors, or truncated.
+    name: str
+    dtype: str
+    elements: int
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one file holds."""
+
+    tensors: tuple[Tensor, ...]
+    extent: int
+    """Bytes the file must have."""
+
+
+def read_safetensors(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
+    """Read the header of the file `name` of `size` bytes; `read(offset, length)` gives fewer at its end.
+
+    Raises StepError(WEIGHTS_UNREADABLE): not safetensors, truncated, or absurd.
     """
     start = read(0, 8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
@@ -26,15 +64,45 @@ def safetensors_extent(name: str, size: int, read: Callable[[int, int], bytes]) 
         raise _unreadable(name, f"is truncated: its header alone is {length:,} bytes, it has {size:,}")
     try:
         header = json.loads(read(8, length))
-        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-        end = max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(name, "is not a safetensors file: its header is damaged") from error
-    if not all(isinstance(each, int) and 0 <= each < 2**62 for each in ends):
-        raise _unreadable(name, "is not a safetensors file: its header names impossible offsets")
+    if not isinstance(header, dict):
+        raise _unreadable(name, "is not a safetensors file: its header is damaged")
+    if len(header) > MAX_TENSORS:
+        raise _unreadable(name, f"says it has {len(header):,} tensors, more than {MAX_TENSORS:,}: it is damaged")
+    tensors = tuple(_tensor(name, key, entry) for key, entry in header.items() if key != "__metadata__")
+    end = max((each[1] for each in tensors), default=0)
     if 8 + length + end > size:
         raise _unreadable(name, f"is truncated: its header says {8 + length + end:,} bytes, it has {size:,}")
-    return int(8 + length + end)
+    return Header(tuple(each[0] for each in tensors), 8 + length + end)
+
+
+def held_bytes(tensors: Iterable[Tensor], config: Mapping[str, object], args: tuple[str, ...] = ()) -> int:
+    """Bytes an engine holds of a model's tensors on all its devices together.
+
+    vLLM and SGLang keep what is quantized as it is stored, and turn other floating-point weights into the type they
+    compute in, of two bytes unless f32 is asked for. They load neither a second copy of tied embeddings nor layers
+    behind the last one, which only predict further tokens.
+    """
+    text = config.get("text_config")
+    inner = text if isinstance(text, Mapping) else config
+    quantized = isinstance(config.get("quantization_config"), Mapping) or isinstance(
+        inner.get("quantization_config"), Mapping
+    )
+    tied = config.get("tie_word_embeddings", inner.get("tie_word_embeddings")) is True
+    layers = inner.get("num_hidden_layers")
+    wide = 4 if any(arg in ("float32", "float", "--dtype=float32", "--dtype=float") for arg in args) else 2
+    total = 0
+    for tensor in tensors:
+        if tied and tensor.name.endswith("lm_head.weight"):
+            continue
+        layer = _LAYER.search(tensor.name)
+        beyond = layer is not None and isinstance(layers, int) and 0 < layers <= int(layer[1])
+        if beyond and "vision" not in tensor.name:
+            continue
+        floating = tensor.dtype in ("F32", "F16", "BF16", "F64")
+        total += tensor.elements * wide if floating and not quantized else tensor.size
+    return total
 
 
 def check_index(text: bytes, present: Collection[str]) -> None:
@@ -51,6 +119,34 @@ def check_index(text: bytes, present: Collection[str]) -> None:
     absent = sorted(named - set(present))
     if absent:
         raise StepError(Reason.WEIGHTS_MISSING, f"{INDEX} names {absent[0][:200]!r}, which the repo does not have")
+
+
+def _tensor(file: str, name: str, entry: object) -> tuple[Tensor, int]:
+    """A tensor, and where its bytes end."""
+    if not isinstance(entry, dict):
+        raise _unreadable(file, "is not a safetensors file: its header is damaged")
+    offsets, shape, dtype = entry.get("data_offsets"), entry.get("shape"), entry.get("dtype")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not isinstance(dtype, str):
+        raise _unreadable(file, "is not a safetensors file: its header is damaged")
+    if not all(_count(each) for each in offsets) or offsets[0] > offsets[1]:
+        raise _unreadable(file, "is not a safetensors file: its header names impossible offsets")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_count(each) for each in shape):
+        raise _unreadable(file, f"has the tensor {name[:80]!r} of an impossible shape: it is damaged")
+    elements = 1
+    for dim in shape:
+        elements *= dim
+        if elements >= 2**62:
+            raise _unreadable(file, f"has the tensor {name[:80]!r} of an impossible shape: it is damaged")
+    stored = offsets[1] - offsets[0]
+    if dtype in BITS and -(-elements * BITS[dtype] // 8) != stored:
+        raise _unreadable(
+            file, f"has the tensor {name[:80]!r} of {elements:,} {dtype} in {stored:,} bytes: it is damaged"
+        )
+    return Tensor(name, dtype, elements, stored), offsets[1]
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
 def _unreadable(name: str, wrong: str) -> StepError:

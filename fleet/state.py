@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from fleet.peaks import Measured
 from fleet.reasons import Failure, Reason
 from fleet.records import Record
 from fleet.spec import Engine, ModelSpec
@@ -293,6 +294,8 @@ class FleetState(Record):
     models: dict[str, ModelRecord] = {}
     nodes: dict[str, NodeRecord] = {}
     replicas: dict[str, ReplicaRecord] = {}
+    peaks: tuple[Measured, ...] = ()
+    """The memory that earlier runs took, the one told last at the end."""
     forced: tuple[ForcedEnd, ...] = ()
     """The last drains that ended by force, the latest last: their replicas' records are gone soon after."""
 

@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.check import decide
 from activities.contract import ResolveRequest
 from activities.node_contract import ShardRef
 from activities.place import pass_plan
@@ -19,22 +18,23 @@ from agent.engines import ADAPTERS
 from agent.layout import Layout
 from agent.probe import Probe
 from agent.supervisor import Supervisor
+from fleet.check import examine
 from fleet.explain import explain
-from fleet.fit import shape_from_config
 from fleet.inputs import input_sentence
 from fleet.placement import place
 from fleet.planning import plan
 from fleet.reasons import Reason, StepError
 from fleet.repos import choose_files, weights_id
 from fleet.room import room_of
+from fleet.shape_config import shape_from_config
 from fleet.spec import Engine, JobRequest, ModelFile, ResolvedModel
 from fleet.state import EngineOffer, FleetState
 from runtime.config import HubConfig
 from tests.fake_engines.node import FakeNode
 from tests.fleets import fleet, inventory, spec
+from tests.headers import QWEN
 from tests.test_check import mirrored
 from tests.test_engines import LAUNCH
-from tests.test_fit import QWEN
 from tests.waiting import until
 
 # -- typed ------------------------------------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ def test_the_check_refuses_flags_and_leaves_a_trusted_architecture_to_its_code(t
     shape = shape_from_config({**QWEN, "architectures": ["OnlyInItsRepo"]}, 1000)
     weights = mirrored(tmp_path, {"model.safetensors": b"", "config.json": b"{}"})
     request = JobRequest(repo="a/b", engine=Engine.VLLM, trust_remote_code=True)
-    assert decide(shape, weights, request, FleetState()).engine is Engine.VLLM
+    assert examine(shape, weights, request, FleetState()).engine is Engine.VLLM
     for wrong, reason in (
         (request.model_copy(update={"trust_remote_code": False}), Reason.UNSUPPORTED_ARCHITECTURE),
         (request.model_copy(update={"args": ("--host=0.0.0.0",)}), Reason.BAD_FLAG),
     ):
         with pytest.raises(StepError) as caught:
-            decide(shape, weights, wrong, FleetState())
+            examine(shape, weights, wrong, FleetState())
         assert caught.value.failure.reason is reason
 
 

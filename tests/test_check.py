@@ -11,7 +11,7 @@ from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import Worker
 
-from activities.check import Check, decide, read_shape
+from activities.check import Check, mirrored_shape
 from activities.contract import (
     QUERY_SNAPSHOT,
     CheckRequest,
@@ -19,15 +19,18 @@ from activities.contract import (
     Snapshot,
     fleet_id,
 )
+from fleet.check import examine, refusal
 from fleet.facts import node_joined
 from fleet.fit import FitVerdict
 from fleet.reasons import Reason, StepError
 from fleet.render import size
 from fleet.spec import Engine, Format, JobRequest, ModelFile, Weights
 from fleet.state import FleetState
+from runtime.config import HubConfig, MirrorConfig
 from tests.fleets import inventory
 from tests.ggufs import LLAMA, gguf
-from tests.test_fit import OFFER, QWEN, TENSOR, safetensors
+from tests.headers import QWEN, TENSOR, safetensors
+from tests.test_fit import OFFER
 
 MIB = 1024**2
 GIB = 1024**3
@@ -69,12 +72,15 @@ def small_fleet(memory: int = 16 * GIB) -> FleetState:
 
 
 def checked(weights: Weights, state: FleetState, **request: object) -> CheckResult:
-    return decide(
-        read_shape(weights), weights, JobRequest.model_validate({"repo": "file:/x/big.gguf", **request}), state
-    )
+    wish = JobRequest.model_validate({"repo": "file:/x/big.gguf", **request})
+    result = examine(mirrored_shape(weights), weights, wish, state)
+    refused = refusal(result)
+    if refused is not None:
+        raise refused
+    return result
 
 
-def refusal(weights: Weights, state: FleetState, **request: object) -> tuple[Reason, str]:
+def why_not(weights: Weights, state: FleetState, **request: object) -> tuple[Reason, str]:
     with pytest.raises(StepError) as caught:
         checked(weights, state, **request)
     return caught.value.failure.reason, caught.value.failure.detail
@@ -102,7 +108,7 @@ def test_operators_numbers_replace_the_estimate(model: Weights) -> None:
 
 
 def test_too_large_for_any_node(model: Weights) -> None:
-    assert refusal(model, small_fleet(23 * GIB + 410 * MIB), memory=ByteSize(300 * GIB)) == (
+    assert why_not(model, small_fleet(23 * GIB + 410 * MIB), memory=ByteSize(300 * GIB)) == (
         Reason.DOES_NOT_FIT,
         "big needs 300 GiB for one shard, the largest node n1 has 23.4 GiB",
     )
@@ -117,9 +123,9 @@ def test_without_a_node_nothing_is_promised(model: Weights) -> None:
 def test_header_that_leaves_out_the_heads(tmp_path: Path) -> None:
     metadata = {key: value for key, value in LLAMA.items() if "head_count" not in key}
     weights = mirrored(tmp_path / "m", {"m.gguf": gguf(metadata)}, "m.gguf")
-    reason, detail = refusal(weights, small_fleet())
+    reason, detail = why_not(weights, small_fleet())
     assert reason is Reason.FIT_UNKNOWN
-    assert "its weights lack the number of KV heads, the size of a head" in detail
+    assert "its weights lack the number of KV heads" in detail
     assert checked(weights, small_fleet(), memory=GIB).verdict is FitVerdict.FITS
 
 
@@ -139,7 +145,7 @@ def test_header_that_leaves_out_the_heads(tmp_path: Path) -> None:
     ],
 )
 def test_weights_that_cannot_be_served(tmp_path: Path, data: bytes, reason: Reason, says: str) -> None:
-    found, detail = refusal(mirrored(tmp_path / "m", {"m.gguf": data}, "m.gguf"), small_fleet())
+    found, detail = why_not(mirrored(tmp_path / "m", {"m.gguf": data}, "m.gguf"), small_fleet())
     assert found is reason
     assert says in detail
 
@@ -149,23 +155,23 @@ def test_second_shard_is_read_too(tmp_path: Path) -> None:
     whole = mirrored(tmp_path / "m", {names[0]: gguf(tensors=()), names[1]: gguf({})}, names[0])
     assert checked(whole, small_fleet()).verdict is FitVerdict.FITS
     short = mirrored(tmp_path / "m", {names[0]: gguf(), names[1]: gguf({}, missing=9)}, names[0])
-    assert f"{names[1]} is truncated" in refusal(short, small_fleet())[1]
+    assert f"{names[1]} is truncated" in why_not(short, small_fleet())[1]
 
 
 def test_file_gone_from_the_mirror(model: Weights, tmp_path: Path) -> None:
     (tmp_path / "a dir" / "m.gguf").unlink()
-    assert refusal(model, small_fleet())[0] is Reason.WEIGHTS_MISSING
+    assert why_not(model, small_fleet())[0] is Reason.WEIGHTS_MISSING
 
 
 def test_engine_that_reads_another_format(model: Weights) -> None:
-    assert refusal(model, small_fleet(), engine="vllm") == (
+    assert why_not(model, small_fleet(), engine="vllm") == (
         Reason.UNSUPPORTED_ARCHITECTURE,
         "vllm reads safetensors weights, these are gguf",
     )
 
 
 def test_longer_context_than_the_model_has(model: Weights) -> None:
-    reason, detail = refusal(model, small_fleet(), context_length=8193)
+    reason, detail = why_not(model, small_fleet(), context_length=8193)
     assert (reason, "context_length: 8193 is more than the 8192" in detail) == (Reason.BAD_INPUT, True)
 
 
@@ -174,17 +180,17 @@ def test_safetensors(tmp_path: Path) -> None:
     result = checked(mirrored(tmp_path / "m", files), small_fleet())
     assert (result.engine, result.architecture, result.candidate) == (Engine.VLLM, "Qwen2ForCausalLM", "n1")
     assert result.estimate is not None
-    assert result.estimate.weights == len(files["model.safetensors"])
+    assert result.estimate.weights == 8, "four numbers, computed in two bytes each"
     short = {**files, "model.safetensors": files["model.safetensors"][:-1]}
-    assert refusal(mirrored(tmp_path / "s", short), small_fleet())[0] is Reason.WEIGHTS_UNREADABLE
+    assert why_not(mirrored(tmp_path / "s", short), small_fleet())[0] is Reason.WEIGHTS_UNREADABLE
     bad = {**files, "config.json": b"[]"}
-    assert refusal(mirrored(tmp_path / "b", bad), small_fleet())[1] == "config.json is not a JSON object"
+    assert why_not(mirrored(tmp_path / "b", bad), small_fleet())[1] == "config.json is not a JSON object"
 
 
 async def test_asks_the_fleet(model: Weights, client: Client) -> None:
     """On a real server: before Fleet runs there is no node; then its snapshot decides."""
     cell = f"check-{uuid4().hex[:8]}"
-    check = Check(client)
+    check = Check(client, MirrorConfig(path=Path("/nowhere")), HubConfig())
     request = CheckRequest(cell=cell, weights=model, request=JobRequest(repo="file:/x/big.gguf"))
     before: CheckResult = await ActivityEnvironment().run(check.check_fit, request)
     assert before.verdict is FitVerdict.UNKNOWN

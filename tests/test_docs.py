@@ -156,6 +156,7 @@ SPANS = (
     *(kind.value for kind in StepKind),
     *STEPS,
     *(f"{kind.value} model" for kind in JobKind),
+    "check model",
     "wait for turn",
     "reconcile",
     "place",

@@ -75,11 +75,11 @@ def test_vllm_command_on_gpus() -> None:
     assert adapter.environment(ON_GPUS) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
 
 
-@pytest.mark.parametrize(("memory", "cache"), [(8 * GIB, "3"), (5 * GIB, "1"), (0, "1"), (16 * GIB, "11")])
-def test_vllm_on_a_cpu_gets_its_cache_from_what_is_reserved(memory: int, cache: str) -> None:
+@pytest.mark.parametrize(("memory", "cache"), [(8 * GIB, 3.375 * GIB), (5 * GIB, 0.375 * GIB), (0, GIB / 4)])
+def test_vllm_on_a_cpu_gets_its_cache_from_what_is_reserved(memory: int, cache: float) -> None:
     adapter, launch = ADAPTERS[Engine.VLLM], replace(LAUNCH, entry="", args=(), memory=memory)
-    assert adapter.command(Path("p"), launch)[-1] == "--enforce-eager"
-    assert adapter.environment(launch) == {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": cache}
+    assert adapter.command(Path("p"), launch)[-3:] == ["--enforce-eager", "--kv-cache-memory-bytes", str(int(cache))]
+    assert adapter.environment(launch) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_sglang_command() -> None:

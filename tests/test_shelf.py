@@ -16,7 +16,7 @@ import pytest
 from pydantic import ByteSize
 from temporalio.testing import ActivityEnvironment
 
-from activities.check import read_shape
+from activities.check import mirrored_shape
 from activities.contract import MirrorRequest, MirrorResult, ResolveRequest
 from activities.mirror import Mirror
 from activities.registry import Registry
@@ -140,7 +140,7 @@ async def test_a_model_goes_up_verified_and_comes_down_to_a_node(
     assert hub.given == SIZE
 
     one = result.weights.model_copy(update={"files": result.weights.files[:1]})
-    assert read_shape(one).architecture == "llama"
+    assert mirrored_shape(one).architecture == "llama"
 
     store = WeightStore(tmp_path / "weights", 0, WeightsConfig(hub_cache=None))
     got = await store.bring(result.weights, lambda done, total: None)
@@ -151,7 +151,7 @@ async def test_a_model_goes_up_verified_and_comes_down_to_a_node(
     await ActivityEnvironment().run(mirror.discard_weights, result.weights)
     assert objects(s3, corner) == []
     with pytest.raises(StepError) as caught:
-        read_shape(one)
+        mirrored_shape(one)
     assert caught.value.failure.reason is Reason.WEIGHTS_MISSING
 
 

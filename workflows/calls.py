@@ -21,6 +21,7 @@ from temporalio.workflow import ActivityCancellationType
 
 from activities import contract, node_contract
 from activities.contract import (
+    CheckRepoRequest,
     CheckRequest,
     CheckResult,
     MirrorRequest,
@@ -136,6 +137,20 @@ async def check_fit(request: CheckRequest) -> CheckResult:
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=_short(f"estimate {request.weights.model_id}"),
+    )
+
+
+async def check_repo(request: CheckRepoRequest) -> CheckResult:
+    """check alone: reads the headers where the repo lies; a hundred of them from a slow hub take a minute."""
+    return await _run(
+        contract.CHECK_REPO,
+        request,
+        CheckResult,
+        start_to_close_timeout=timedelta(minutes=3),
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=QUICK_RETRY,
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        summary=_short(f"check {request.resolved.repo}"),
     )
 
 

@@ -22,7 +22,7 @@ TABLE = (
 
 
 DYNAMIC = int(1.5 * 1024**3)
-"""Activations and CUDA graphs of a GPU, which SGLang takes beside its static memory; `fleet/fit.py` adds as much."""
+"""Activations and CUDA graphs of a GPU, which SGLang takes beside its static memory: as `fleet/estimate.py` adds."""
 DYNAMIC_SHARE = 0.05
 """Of the weights on a GPU, for the same."""
 

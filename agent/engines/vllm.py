@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agent.engines.adapter import ExitStatus, Gang, Launch, diagnose, fraction, gauge_sum, patterns, samples
 from agent.engines.pytorch import SHARED
+from fleet.estimate import VLLM_CPU_PROCESSES
 from fleet.reasons import Failure, Reason
 from fleet.spec import Engine
 
@@ -14,8 +15,8 @@ BESIDE = Path(__file__).parent / "beside"
 """What the engine imports of ours: the check of the key."""
 SERVER = "vllm.entrypoints.openai.api_server"
 RANK = BESIDE / "llmgw_vllm_rank.py"
-CPU_OVERHEAD = 2 * GIB
-"""Of its three processes, beside weights and KV cache: 1.6 GB were measured with vllm-cpu 0.32.0, rounded up."""
+MIN_CPU_CACHE = GIB // 4
+"""Bytes of KV cache on a CPU where what is reserved leaves less: vLLM then starts, or says itself what it lacks."""
 
 # "Engine core initialization failed" says nothing: the root stands above it, in the worker's lines.
 TABLE = (
@@ -80,6 +81,9 @@ class Vllm:
         else:
             # compiling takes half a minute of each cold start on a CPU and gains little there
             command += ["--enforce-eager"]
+            weights = launch.weights_size // max(1, launch.parallel)
+            cache = launch.memory - weights - VLLM_CPU_PROCESSES
+            command += ["--kv-cache-memory-bytes", str(max(MIN_CPU_CACHE, cache))]
         if launch.trust_remote_code:
             command += ["--trust-remote-code"]
         if launch.key:
@@ -90,9 +94,6 @@ class Vllm:
 
     def environment(self, launch: Launch) -> dict[str, str]:
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
-        if not launch.gpus:
-            cache = (launch.memory - launch.weights_size - CPU_OVERHEAD) // GIB
-            variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, cache))
         if launch.gang is not None:
             variables |= {"VLLM_HOST_IP": launch.host, **launch.gang.sockets()}
         if launch.traces is not None:
