@@ -61,7 +61,12 @@ def main(arguments: list[str]) -> int:
     try:
         # This process has one thread so far, so code between fork and exec is safe here.
         engine = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=engines_end, stderr=engines_end, preexec_fn=in_child
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=engines_end,
+            stderr=engines_end,
+            cwd=Path(stem).parent,  # not the agent's: `python -m` would import modules that lie there
+            preexec_fn=in_child,
         )
     except OSError as error:
         sys.stderr.write(f"llmgw: {command[0]} cannot be started: {error.strerror}\n")

@@ -59,7 +59,6 @@ class Inventory(Record):
     roles: tuple[str, ...] = ()
     trust_remote_code: bool = False
     """Whether its engines may run Python that came with a model."""
-    mirror_url: str = ""
     peer_url: str = ""
     """Where the node serves the files of its weights to other nodes; empty: it serves none."""
     version: str = ""

@@ -54,6 +54,8 @@ async def test_the_engine_runs_in_its_own_session_with_its_output_in_the_log(
     assert status.session == process.shim.pid != os.getsid(0)
     assert status.parent == process.shim.pid
     assert str(Path(f"/proc/{process.engine.pid}/fd/0").readlink()) == os.devnull
+    # Where no module of ours lies that `python -m` could import.
+    assert Path(f"/proc/{process.engine.pid}/cwd").readlink() == tmp_path / "logs" / "tiny-0.0"
     assert supervisor.ended(process) is None
     assert supervisor.runs(process)
 
