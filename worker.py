@@ -18,13 +18,14 @@ from temporalio.worker import Worker
 
 from activities import contract
 from activities.check import Check
+from activities.fleet_gauges import FleetGauges
 from activities.mirror import Mirror
 from activities.place import Place
 from activities.registry import Registry
 from activities.resolutions import Resolutions
 from activities.rounds import Rounds
 from activities.smoke import Smoke
-from runtime import collector, tracing
+from runtime import collector, metrics, tracing
 from runtime.config import ConfigError, ServerConfig, load
 from runtime.engine_keys import EngineKeys
 from runtime.mirrors import is_directory
@@ -75,7 +76,7 @@ async def run(config: ServerConfig, keys: EngineKeys) -> None:
     client = await _prepare(stop)
     if client is None:
         return
-    rounds = Rounds(client, config.cell, config.fleet.policy(), TASK_TIMEOUT)
+    rounds = Rounds(client, config.cell, config.fleet.policy(), TASK_TIMEOUT, FleetGauges().saw)
     async with make_worker(client, config, keys):
         log.info("serving cell %s on queue %s", config.cell, contract.CONTROL_QUEUE)
         await rounds.run(stop)
@@ -103,6 +104,7 @@ def main() -> int:
     """Read the configuration and serve; exit code 2 for a wrong configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="server.yaml; see docs/configuration.md")
+    parser.add_argument("--metrics-port", type=int, help="instead of metrics.port in the file; 0: any free one")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
@@ -113,11 +115,14 @@ def main() -> int:
         print(error, file=sys.stderr)  # noqa: T201 - the answer to whoever started it
         return 2
     collector.quieten()
+    resource = tracing.resource_of("llmgw-worker")
+    close_metrics = metrics.install(config.metrics, resource, port=arguments.metrics_port)
     shut_down = tracing.install(config.tracing, "llmgw-worker")
     try:
         asyncio.run(run(config, keys))
     finally:
         shut_down()
+        close_metrics()
     return 0
 
 

@@ -65,8 +65,9 @@ def node_id(node: str) -> str:
 SEARCH_MODEL = "LlmgwModel"
 SEARCH_NODE = "LlmgwNode"
 SEARCH_STATE = "LlmgwState"
-SEARCH_ATTRIBUTES = (SEARCH_MODEL, SEARCH_NODE, SEARCH_STATE)
-"""All Keyword."""
+SEARCH_TRACE = "LlmgwTrace"
+SEARCH_ATTRIBUTES = (SEARCH_MODEL, SEARCH_NODE, SEARCH_STATE, SEARCH_TRACE)
+"""All Keyword; Temporal has room for ten."""
 
 # -- control activities, on CONTROL_QUEUE -----------------------------------------------------------------------------
 
@@ -376,6 +377,8 @@ class JobStatus(Record):
     steps: tuple[StepStatus, ...]
     trace: str = ""
     """traceparent of the job's root span, empty while tracing is off."""
+    trace_id: str = ""
+    """For `ctl trace` and trace stores; empty where the trace is not recorded."""
     replicas: tuple[str, ...] = ()
     failure: Failure | None = None
     result: JobResult | None = None

@@ -5,6 +5,7 @@ Nothing here writes a history event while all is well: it reads, and signals Fle
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 
 from temporalio.client import Client, WorkflowExecutionStatus
@@ -14,7 +15,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities import contract, node_contract
 from activities.contract import JobEnded, Orphan, Snapshot, fleet_id, replica_id
-from fleet.state import HOLDING, NodeState, Policy, ReplicaState
+from fleet.state import HOLDING, FleetState, NodeState, Policy, ReplicaState
 
 log = logging.getLogger("llmgw.rounds")
 
@@ -28,11 +29,20 @@ WATCHED = HOLDING - {ReplicaState.PLACED}
 class Rounds:
     """The rounds of one worker; several workers may make them at once."""
 
-    def __init__(self, client: Client, cell: str, policy: Policy, task_timeout: timedelta) -> None:
+    def __init__(
+        self,
+        client: Client,
+        cell: str,
+        policy: Policy,
+        task_timeout: timedelta,
+        saw: Callable[[FleetState], None] = lambda _: None,
+    ) -> None:
+        """`saw` is told of Fleet's state in each round."""
         self._client = client
         self._cell = cell
         self._policy = policy
         self._task_timeout = task_timeout
+        self._saw = saw
         self._missed: set[tuple[str, int]] = set()
         """Replicas and generations whose workflow was not listed in the last round."""
         self._odd: set[str] = set()
@@ -90,6 +100,7 @@ class Rounds:
         """
         fleet = self._client.get_workflow_handle(fleet_id(self._cell))
         snapshot: Snapshot = await fleet.query(contract.QUERY_SNAPSHOT, result_type=Snapshot)
+        self._saw(snapshot.state)
         query = f"WorkflowType = '{contract.REPLICA_WORKFLOW}' AND ExecutionStatus = 'Running'"
         running = {workflow.id async for workflow in self._client.list_workflows(query)}
         held = [replica for replica in snapshot.state.replicas.values() if replica.state in WATCHED]

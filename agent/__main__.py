@@ -14,7 +14,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from temporalio.client import Client
-from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
 from activities.contract import lease_queue, node_queue
@@ -38,7 +37,7 @@ from agent.turns import Turns
 from agent.watch import Watch
 from agent.weights import WeightStore
 from fleet.state import Inventory
-from runtime import temporal, tracing
+from runtime import metrics, temporal, tracing
 from runtime.config import AgentConfig, ConfigError, load
 from runtime.engine_keys import EngineKeys
 from runtime.process import run_and_exit
@@ -63,6 +62,7 @@ def main() -> int:
     parser.add_argument(
         "--stop-engines", action="store_true", help="end the engines with the agent, and leave the fleet"
     )
+    parser.add_argument("--metrics-port", type=int, help="instead of metrics.port in the file; 0: any free one")
     given = parser.parse_args()
     try:
         config = load(given.config, AgentConfig)
@@ -89,12 +89,14 @@ def main() -> int:
     # While Temporal is away the SDK writes a line for each poll it tries again; we say once that it is, and once
     # that it is back. A failed act has a line of its own too.
     logging.getLogger("temporalio").setLevel(logging.ERROR)
-    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR"))))
+    resource = tracing.resource_of("llmgw-agent", instance=config.node)
+    close_metrics = metrics.install(config.metrics, resource, port=given.metrics_port, core_log="ERROR")
     flush = tracing.install(config.tracing, "llmgw-agent", instance=config.node)
     try:
         asyncio.run(_run(config, machine, keys, layout, secret, stop_engines=given.stop_engines))
     finally:
         tracing.bounded(flush, SPANS_END_S)
+        close_metrics()
         layout.pid.unlink(missing_ok=True)
         lock.release()
     return 0

@@ -28,10 +28,16 @@ from agent.spans import step
 from agent.start import Progress
 from agent.turns import Turns
 from agent.weights import WeightStore
+from fleet.metrics import DRAINS, FORCED, STARTS
 from fleet.reasons import Failure, Reason, StepError
 from fleet.render import size
 from fleet.state import CPU, Inventory
+from runtime.instruments import counter
 from runtime.progress import reporting
+
+STARTED = counter(STARTS)
+DRAINED = counter(DRAINS)
+CUT = counter(FORCED)
 
 AGENT_STOPS = "agent_stops"
 """Error type of an act that the next agent goes on with; retryable."""
@@ -60,7 +66,7 @@ class Shards:
         }
         progress = Progress()
         async with reporting(lambda: progress.now):
-            with step("start shard", attributes, kind=SpanKind.CONSUMER), located(self._node):
+            with step("start shard", attributes, kind=SpanKind.CONSUMER), located(self._node), counted(request):
                 return await self._turns.start(request, progress)
 
     @activity.defn(name=DRAIN_SHARD)
@@ -72,6 +78,8 @@ class Shards:
             left = 0
             if entry is not None and entry.shard.generation == request.shard.generation:
                 left = await self._turns.drain(entry, request.deadline_s)
+                DRAINED.add(1, {"llmgw.model": entry.model, "llmgw.outcome": "forced" if left else "clean"})
+                CUT.add(left, {"llmgw.model": entry.model})
             span.set_attribute("llmgw.left_in_flight", left)
             return DrainedShard(left_in_flight=left, seconds=time.monotonic() - started)
 
@@ -108,6 +116,22 @@ class Shards:
             engine_version=offer.version if offer is not None else "",
             engine_installed=offer is not None and offer.installed,
         )
+
+
+@contextmanager
+def counted(request: StartShard) -> Iterator[None]:
+    """Count a start by how it ends; one that the next agent goes on with has not ended."""
+    labels = {"llmgw.model": request.model, "llmgw.engine": request.engine.value}
+    try:
+        yield
+    except StepError as error:
+        STARTED.add(1, {**labels, "error.type": error.failure.reason.value})
+        raise
+    except asyncio.CancelledError:
+        if not activity.is_worker_shutdown():
+            STARTED.add(1, {**labels, "error.type": Reason.CANCELLED.value})
+        raise
+    STARTED.add(1, labels)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Spans of the agent: one call opens a step, and a failure or cancellation in it becomes its status and reason."""
+"""Steps of the agent: one call opens a span and takes the time; a failure or cancellation becomes status and reason."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -9,9 +10,12 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from fleet.metrics import NODE_STEP
 from fleet.reasons import LlmgwError, Reason
+from runtime.instruments import histogram
 
 TRACER = trace.get_tracer("llmgw.agent")
+TOOK = histogram(NODE_STEP)
 
 
 @contextmanager
@@ -31,14 +35,17 @@ def step(
         record_exception=False,
         set_status_on_exception=False,
     ) as span:
+        began = time.monotonic()
         try:
             yield span
         except BaseException as error:
-            _fail(span, error)
+            reason = _fail(span, error)
+            TOOK.record(time.monotonic() - began, {"llmgw.step": name, "error.type": reason.value})
             raise
+        TOOK.record(time.monotonic() - began, {"llmgw.step": name})
 
 
-def _fail(span: Span, error: BaseException) -> None:
+def _fail(span: Span, error: BaseException) -> Reason:
     if isinstance(error, LlmgwError):
         reason, detail = error.failure.reason, error.failure.detail
     elif isinstance(error, asyncio.CancelledError):
@@ -47,3 +54,4 @@ def _fail(span: Span, error: BaseException) -> None:
         reason, detail = Reason.INTERNAL, f"{type(error).__name__}: {error}"
     span.set_attribute("llmgw.reason", reason.value)
     span.set_status(Status(StatusCode.ERROR, detail))
+    return reason

@@ -24,14 +24,18 @@ from agent.supervisor import Supervisor
 from agent.watch import Watch
 from agent.weights import Brought, WeightStore
 from fleet.engine_args import check_wish
+from fleet.metrics import FETCHED
 from fleet.reasons import Reason, StepError
 from fleet.render import size
 from fleet.spec import Engine
 from fleet.state import CPU
 from runtime.config import AgentConfig
 from runtime.engine_keys import EngineKeys
+from runtime.instruments import counter
 
 logger = logging.getLogger(__name__)
+
+BYTES = counter(FETCHED)
 
 READY_POLL_S = 0.075
 """Small models are ready within half a second; a look costs the engine a millisecond."""
@@ -84,6 +88,8 @@ class Starter:
                 request.weights, lambda done, total: progress.at(StartPhase.FETCH, done, total), request.peers
             )
             span.set_attributes({"llmgw.weights.outcome": brought.outcome, "llmgw.bytes": brought.copied_bytes})
+            for kind, given in brought.sources.items():
+                BYTES.add(given, {"llmgw.weights.outcome": kind})
             span.set_attributes({f"llmgw.bytes.{kind}": given for kind, given in brought.sources.items()})
         progress.at(StartPhase.LAUNCH)
         gpus = await asyncio.to_thread(self.check_memory, request)  # the install and the fetch may have taken hours

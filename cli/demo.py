@@ -24,11 +24,11 @@ from cli.model import follow
 from cli.parts import STOP_ORDER
 from cli.session import Session, open_embedded
 from cli.span_tree import TraceNode
-from cli.spans import trace_id_of
 from cli.system import GatewayPort, TemporalPort, UiPort
 from cli.trace import read_trace
 from cli.waterfall import Limits, print_waterfall
 from fleet.spec import JobKind, JobRequest
+from fleet.trace_ids import trace_id_of
 
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_NAME = "smollm2"

@@ -51,6 +51,8 @@ def show_job(job: JobArgument, as_json: JsonFlag = False) -> None:
         say(f"{job_status.words(ended)}: {job_status.told(status, status.failure)}")
     if status.replicas:
         say(f"replicas: {', '.join(status.replicas)}")
+    if status.trace_id:
+        say(f"trace: {status.trace_id} (`ctl trace {status.job}` draws it)")
 
 
 @app.command("cancel")

@@ -15,6 +15,7 @@ from activities.contract import (
     MODEL_JOB_WORKFLOW,
     SEARCH_MODEL,
     SEARCH_STATE,
+    SEARCH_TRACE,
     JobResult,
     JobState,
     JobStatus,
@@ -202,6 +203,7 @@ def _view(execution: WorkflowExecution) -> JobView:
         model=found.get(SearchAttributeKey.for_keyword(SEARCH_MODEL), ""),
         started_at=_seconds(execution.start_time),
         ended_at=_seconds(execution.close_time),
+        trace_id=found.get(SearchAttributeKey.for_keyword(SEARCH_TRACE), ""),
     )
 
 

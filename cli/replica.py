@@ -1,12 +1,13 @@
 """`ctl replica`: the running copies of models, and what their engines wrote."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli import engine_logs
-from cli.console import JsonFlag, note, print_json, print_table, run, say_lines
+from cli.console import JsonFlag, note, print_json, print_table, run, say, say_lines
 from cli.errors import CtlError
 from cli.home import find_home
 from cli.session import open_session
@@ -28,6 +29,27 @@ def list_replicas(as_json: JsonFlag = False) -> None:
         print_json(views)
     else:
         print_table(REPLICA_COLUMNS, [replica_row(view) for view in views], "no replica exists; ctl model serve REPO")
+
+
+@app.command("show")
+def show_replica(
+    replica: Annotated[str, typer.Argument(metavar="ID", help="The replica's id, as `ctl replica list` lists it.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """One replica: all that the listing has, and the trace of its start.
+
+    Example: ctl replica show smollm2-0
+    """
+    views = run(_views())
+    found = next((view for view in views if view.id == replica), None)
+    if found is None:
+        raise CtlError(_no_replica(replica, (view.id for view in views)))
+    if as_json:
+        print_json(found)
+        return
+    for name, value in zip(REPLICA_COLUMNS, replica_row(found), strict=True):
+        say(f"{name.lower():<11}{value or '-'}")
+    say(f"{'trace':<11}{f'{found.trace_id} (`ctl trace {replica}` draws it)' if found.trace_id else '-'}")
 
 
 @app.command()
@@ -83,9 +105,12 @@ async def _where(replica: str) -> tuple[ReplicaRecord, list[NodeRecord]]:
     state = await _fleet()
     record = state.replicas.get(replica)
     if record is None:
-        known = ", ".join(sorted(state.replicas)) or "none"
-        raise CtlError(f"no replica is named {replica}; there are: {known}")
+        raise CtlError(_no_replica(replica, state.replicas))
     return record, [state.nodes[node] for node in dict.fromkeys(record.nodes) if node in state.nodes]
+
+
+def _no_replica(replica: str, known: Iterable[str]) -> str:
+    return f"no replica is named {replica}; there are: {', '.join(sorted(known)) or 'none'}"
 
 
 def _elsewhere(record: ReplicaRecord, nodes: list[NodeRecord]) -> str:

@@ -76,17 +76,6 @@ class SpanStore:
         return max(found, key=lambda span: span.start_ns, default=None)
 
 
-def trace_id_of(traceparent: str) -> str:
-    """The trace id in a W3C traceparent; empty where there is none."""
-    fields = traceparent.split("-")
-    return fields[1] if len(fields) == 4 and is_trace_id(fields[1]) else ""
-
-
-def is_trace_id(text: str) -> bool:
-    """32 lower case hex digits."""
-    return len(text) == 32 and all(char in "0123456789abcdef" for char in text)
-
-
 def otlp_spans(data: Mapping[str, Any]) -> Iterable[Span]:
     """The spans of an OTLP export in JSON. Anything else raises what a wrong shape raises: ValueError, KeyError,
     TypeError or AttributeError.

@@ -33,6 +33,7 @@ from cli.views import (
     model_views,
     node_row,
     node_views,
+    replica_views,
     waiting_views,
 )
 from fleet.state import FleetState
@@ -196,6 +197,7 @@ async def _status(home: Home) -> StatusView:
         brake=state.brake,
         nodes=node_views(state),
         models=models,
+        replicas=replica_views(state),
         waiting=waiting_views(models),
         forced=forced_views(state),
     )

@@ -14,10 +14,10 @@ from cli.errors import CtlError
 from cli.home import Home, find_home
 from cli.session import open_session
 from cli.span_tree import TraceNode, trace_lines, tree
-from cli.spans import is_trace_id, trace_id_of
 from cli.trace_page import page
 from cli.trace_sources import Files, TraceSource, client, collect, store_at
 from cli.waterfall import Limits, print_waterfall
+from fleet.trace_ids import is_trace_id, trace_id_of
 from runtime.config import TraceStoreConfig
 from runtime.temporal import UnreachableError
 

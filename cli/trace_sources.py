@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import httpx
 
 from cli.errors import CtlError
-from cli.spans import Event, Span, SpanStore, is_trace_id, otlp_spans
+from cli.spans import Event, Span, SpanStore, otlp_spans
+from fleet.trace_ids import is_trace_id
 from runtime.config import TraceStoreConfig
 
 TIMEOUT_S = 15.0

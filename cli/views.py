@@ -9,6 +9,7 @@ from fleet.records import Record
 from fleet.render import forced_sentence, offer_text, size
 from fleet.room import room_of
 from fleet.state import HOLDING, FleetState, ModelRecord, NodeRecord, NodeState, ReplicaRecord, ReplicaState
+from fleet.trace_ids import trace_id_of
 
 
 class FailureView(Record):
@@ -117,6 +118,9 @@ class ReplicaView(Record):
     failure: FailureView | None
     given_up: bool
     trace: str
+    """traceparent of its start."""
+    trace_id: str
+    """For `ctl trace` and trace stores; empty where the trace is not recorded."""
     doing: str = ""
     """While it starts: what its node is doing."""
 
@@ -131,6 +135,8 @@ class JobView(Record):
     started_at: float
     ended_at: float
     """0 while it runs."""
+    trace_id: str = ""
+    """Empty where the trace is not recorded."""
 
 
 class ProcessView(Record):
@@ -179,6 +185,7 @@ class StatusView(Record):
     """Why lost nodes are not reaped just now; empty where they are."""
     nodes: tuple[NodeView, ...]
     models: tuple[ModelView, ...]
+    replicas: tuple[ReplicaView, ...]
     waiting: tuple[WaitingView, ...]
     forced: tuple[ForcedEndView, ...]
     """The last drains that ended by force, the latest last."""
@@ -249,6 +256,7 @@ def replica_views(state: FleetState) -> tuple[ReplicaView, ...]:
             failure=failure_view(replica.failure, replica.id, names.get(replica.model, "")),
             given_up=replica.given_up,
             trace=replica.trace,
+            trace_id=trace_id_of(replica.trace),
         )
         for replica in sorted(state.replicas.values(), key=lambda replica: replica.id)
     )

@@ -18,7 +18,7 @@ from gateway.balance import Balance
 from gateway.hold import Hold
 from gateway.relay import Relay, relay_client
 from gateway.routes import FleetRoutes, RouteTable
-from runtime import tracing
+from runtime import metrics, tracing
 from runtime.config import ConfigError, ServerConfig, load
 from runtime.engine_keys import EngineKeys
 from runtime.process import run_and_exit
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gateway", description="llmgw's OpenAI-compatible front door")
     parser.add_argument("--config", type=Path, required=True, help="server.yaml")
     parser.add_argument("--port", type=int, help="instead of gateway.port in the file; 0: any free one")
+    parser.add_argument("--metrics-port", type=int, help="instead of gateway.metrics_port in the file; 0: any free one")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
@@ -49,12 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, PortError) as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    metrics_port = config.gateway.metrics_port if options.metrics_port is None else options.metrics_port
+    close_metrics = metrics.install(config.metrics, tracing.resource_of("llmgw-gateway"), port=metrics_port)
     flush = tracing.install(config.tracing, "llmgw-gateway")
     try:
         with listener:
             asyncio.run(_serve(config, keys, listener))
     finally:
         flush()
+        close_metrics()
     return 0
 
 

@@ -24,6 +24,7 @@ from gateway.errors import (
     UnreachableError,
     http_error,
 )
+from gateway.exchange import Exchange
 from gateway.hold import Hold
 from gateway.relay import Relay, Wanted
 from gateway.routes import RouteTable
@@ -78,35 +79,39 @@ class Door:
             model = _model_name(wanted.body)
         except ClientDisconnect:
             return
+        exchange = Exchange(scope["path"], model)
         parent = TraceContextTextMapPropagator().extract(request.headers)
         with self._tracer.start_as_current_span(
             "gateway request",
             context=parent,
             kind=trace.SpanKind.SERVER,
-            attributes={"gen_ai.request.model": model, "url.path": scope["path"]},
+            attributes=exchange.attributes(scope["path"]),
             start_time=began,
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
             try:
-                status = await self._pass_on(wanted, model, receive, send)
+                status = await self._pass_on(wanted, model, exchange, receive, send)
             except ClientGoneError:
                 span.set_attribute("llmgw.client_gone", True)
+                exchange.ended(span, 0, "client_gone")
                 return
             except GatewayError as error:
-                span.set_attributes({"http.response.status_code": error.status, "error.type": error.code})
+                exchange.ended(span, error.status, error.code)
                 if error.status >= 500:
                     span.set_status(trace.StatusCode.ERROR, str(error))
                 await error.response()(scope, receive, send)
                 return
-            span.set_attribute("http.response.status_code", status)
+            exchange.ended(span, status)
             if status >= 500:
                 span.set_status(trace.StatusCode.ERROR, f"the engine answered {status}")
 
-    async def _pass_on(self, wanted: Wanted, model: str, receive: Receive, send: Send) -> int:
-        route = await self._ready(wanted, await _route(self._table, model), receive)
+    async def _pass_on(self, wanted: Wanted, model: str, exchange: Exchange, receive: Receive, send: Send) -> int:
+        found = await _route(self._table, model)
+        exchange.known(found.model)
+        route = await self._ready(wanted, found, receive)
         try:
-            return await self._relay.pass_on(wanted, route, receive, send)
+            return await self._relay.pass_on(wanted, route, exchange.answer, receive, send)
         except UnreachableError:
             # They may have gone since the routes were read, as when the model went to zero just now.
             await self._table.refresh()
@@ -114,7 +119,7 @@ class Door:
             if fresh.endpoints and set(fresh.endpoints) <= set(route.endpoints):
                 raise
         route = await self._ready(wanted, fresh, receive)
-        return await self._relay.pass_on(wanted, route, receive, send)
+        return await self._relay.pass_on(wanted, route, exchange.answer, receive, send)
 
     async def _ready(self, wanted: Wanted, route: Route, receive: Receive) -> Route:
         if route.endpoints:

@@ -8,9 +8,11 @@ from typing import Protocol
 from starlette.types import Receive
 
 from activities.contract import Route
+from fleet.metrics import HELD
 from gateway.client import unless_gone
 from gateway.errors import BarredError, NotReadyError, UnknownModelError
 from gateway.routes import RoutesUnknownError, RouteTable
+from runtime.instruments import gauge
 
 WANTED_EVERY_S = 5.0
 """The fleet is told again while somebody waits, so that the model is not idle; oftener would only cost events."""
@@ -43,6 +45,7 @@ class Hold:
         self.held = 0
         """Requests that wait now."""
         self._bytes = 0
+        gauge(HELD, lambda: [(self.held, {})])
 
     async def ready(self, route: Route, size: int, receive: Receive) -> Route:
         """The model's route once it has an endpoint; `size` is the bytes of the request that waits.

@@ -13,6 +13,7 @@ from activities.contract import Route
 from gateway.balance import Balance
 from gateway.client import unless_gone
 from gateway.errors import GatewayError, UnreachableError, UpstreamError
+from gateway.exchange import Answer, server_of
 from runtime.engine_keys import EngineAuth, EngineKeys
 
 CONNECT_S = 3.0
@@ -71,14 +72,14 @@ class Relay:
         self._client = client
         self._balance = balance
 
-    async def pass_on(self, wanted: Wanted, route: Route, receive: Receive, send: Send) -> int:
-        """Answer `wanted` from one of the route's endpoints; returns the status sent.
+    async def pass_on(self, wanted: Wanted, route: Route, answer: Answer, receive: Receive, send: Send) -> int:
+        """Answer `wanted` from one of the route's endpoints; returns the status sent, and `answer` sees what passes.
 
         Raises GatewayError while nothing has been sent, and ClientGoneError, after the engine's request is closed.
         """
-        return await unless_gone(receive, self._answer(wanted, route, send))
+        return await unless_gone(receive, self._answer(wanted, route, answer, send))
 
-    async def _answer(self, wanted: Wanted, route: Route, send: Send) -> int:
+    async def _answer(self, wanted: Wanted, route: Route, answer: Answer, send: Send) -> int:
         tried: set[str] = set()
         while (endpoint := self._balance.pick(route.endpoints, tried)) is not None:
             tried.add(endpoint)
@@ -86,9 +87,9 @@ class Relay:
                 response = await self._open(wanted, route.model, endpoint)
                 if response is None:
                     continue
-                trace.get_current_span().set_attributes({"server.address": endpoint, "llmgw.attempts": len(tried)})
+                trace.get_current_span().set_attributes({**server_of(endpoint), "llmgw.attempts": len(tried)})
                 try:
-                    await _return(response, route.model, send)
+                    await _return(response, route.model, answer, send)
                 finally:
                     await response.aclose()
                 return response.status_code
@@ -152,17 +153,20 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) ->
     return [(name, value) for name, value in lowered if name not in dropped]
 
 
-async def _return(response: httpx.Response, model: str, send: Send) -> None:
+async def _return(response: httpx.Response, model: str, answer: Answer, send: Send) -> None:
     headers = _without(response.headers.raw, NOT_RETURNED)
+    answer.streamed = response.headers.get("content-type", "").startswith("text/event-stream")
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     try:
         async for chunk in response.aiter_raw():
+            answer.saw(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except httpx.TransportError as error:
         # The status is out. A stream can still carry the error; any other body is cut, which its reader notices.
         log.warning("%s: the answer broke off (%s)", model, error or type(error).__name__)
         trace.get_current_span().set_status(trace.StatusCode.ERROR, "the answer broke off")
-        if response.headers.get("content-type", "").startswith("text/event-stream"):
+        answer.broke_off = True
+        if answer.streamed:
             await send({"type": "http.response.body", "body": _broke_off(model).event(), "more_body": True})
         return
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -62,6 +62,21 @@ class TracingConfig(Section):
     """A file this large becomes `<file>.1`, in place of the one before. A start leaves 10 KiB: 6,000 starts."""
 
 
+class MetricsConfig(Section):
+    """A page that Prometheus scrapes."""
+
+    enabled: bool = False
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 9464
+    """Of the worker; 0 takes any free one, and the log says which."""
+
+
+class NodeMetricsConfig(MetricsConfig):
+    """The same on a node."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 9466
+
+
 class MirrorConfig(Section):
     """Where the fleet keeps one copy of each model's files: a directory, or an address."""
 
@@ -132,6 +147,8 @@ class GatewayConfig(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     wait_for_start_s: Annotated[float, Field(ge=0)] = 60.0
     """How long a request for a model that no replica serves is held while one starts."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9465
+    """Where `metrics` is enabled: the gateway's page, on `metrics.host`."""
 
 
 class ServerConfig(Section):
@@ -145,6 +162,7 @@ class ServerConfig(Section):
     engine_key_file: Path | None = None
     """The same keys as the nodes' files hold: sent to engines by the gateway and by the smoke test."""
     tracing: TracingConfig = TracingConfig()
+    metrics: MetricsConfig = MetricsConfig()
     trace_store: TraceStoreConfig = TraceStoreConfig()
 
 
@@ -222,6 +240,7 @@ class AgentConfig(Section):
     weights: WeightsConfig = WeightsConfig()
     lease: LeaseConfig = LeaseConfig()
     tracing: TracingConfig = TracingConfig()
+    metrics: NodeMetricsConfig = NodeMetricsConfig()
 
 
 SectionT = TypeVar("SectionT", bound=Section)

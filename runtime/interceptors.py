@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,9 +16,13 @@ from temporalio.worker import (
     Interceptor,
 )
 
-from fleet.reasons import LlmgwError
+from fleet.metrics import ACTIVITIES
+from fleet.reasons import LlmgwError, Reason
+from runtime.instruments import histogram
 
 log = logging.getLogger("llmgw.activity")
+
+ATTEMPTS = histogram(ACTIVITIES)
 
 BEAT_SHARE = 0.25
 """Of the heartbeat timeout, between beats. The SDK sends one each 0.8 of the timeout at most; more calls are free."""
@@ -55,13 +60,20 @@ class _Inbound(ActivityInboundInterceptor):
         super().init(self._outbound)
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        info = activity.info()
+        labels = {"llmgw.activity": info.activity_type}
+        began = time.monotonic()
         try:
             async with self._beating():
-                return await super().execute_activity(input)
-        except LlmgwError as error:
-            info = activity.info()
+                answer = await super().execute_activity(input)
+        except BaseException as error:
+            ATTEMPTS.record(time.monotonic() - began, {**labels, "error.type": kind_of(error)})
+            if not isinstance(error, LlmgwError):
+                raise
             log.warning("%s of %s: %s", info.activity_type, info.workflow_id, error.failure.line)
             raise application_error(error) from error
+        ATTEMPTS.record(time.monotonic() - began, labels)
+        return answer
 
     @contextlib.asynccontextmanager
     async def _beating(self) -> AsyncIterator[None]:
@@ -80,6 +92,15 @@ class _Inbound(ActivityInboundInterceptor):
         while self._outbound is not None:
             self._outbound.again()
             await asyncio.sleep(seconds)
+
+
+def kind_of(error: BaseException) -> str:
+    """What failed, in one of few words: the reason where it has a name, else the kind of exception."""
+    if isinstance(error, LlmgwError):
+        return error.failure.reason.value
+    if isinstance(error, asyncio.CancelledError):
+        return Reason.CANCELLED.value
+    return (error.type if isinstance(error, ApplicationError) else None) or type(error).__name__
 
 
 def application_error(error: LlmgwError) -> ApplicationError:

@@ -4,6 +4,7 @@ Nothing else imports the OpenTelemetry SDK or an exporter.
 """
 
 import os
+import platform
 import socket
 import threading
 from collections.abc import Callable
@@ -58,15 +59,7 @@ def make_provider(config: TracingConfig, service: str, *, instance: str = "") ->
     """A provider whose spans survive replay, with the exporters of `config`."""
     provider = create_tracer_provider(
         sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
-        resource=Resource.create(
-            {
-                "service.name": config.service_name or service,
-                "service.version": VERSION,
-                "service.instance.id": instance or f"{socket.gethostname()}/{os.getpid()}",
-                "host.name": socket.gethostname(),
-                "process.pid": os.getpid(),
-            }
-        ),
+        resource=resource_of(config.service_name or service, instance=instance),
         shutdown_on_exit=False,  # `shut_down` bounds the wait; an exit handler would not
     )
     for exporter in _exporters(config, config.service_name or service):
@@ -74,6 +67,21 @@ def make_provider(config: TracingConfig, service: str, *, instance: str = "") ->
             WorkflowSpanGuard(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
         )
     return provider
+
+
+def resource_of(service: str, *, instance: str = "") -> Resource:
+    """Who this process is, for spans and metrics; `instance` is `service.instance.id`, such as the node."""
+    return Resource.create(
+        {
+            "service.name": service,
+            "service.namespace": "llmgw",
+            "service.version": VERSION,
+            "service.instance.id": instance or f"{socket.gethostname()}/{os.getpid()}",
+            "host.name": socket.gethostname(),
+            "host.arch": platform.machine(),
+            "process.pid": os.getpid(),
+        }
+    )
 
 
 def _exporters(config: TracingConfig, service: str) -> list[SpanExporter]:

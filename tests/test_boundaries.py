@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OTEL_API = (
     "opentelemetry.trace",
     "opentelemetry.context",
+    "opentelemetry.metrics",
     "opentelemetry.propagate",
     "opentelemetry.util",
 )
@@ -27,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "yaml",
         "temporalio",
         "opentelemetry",
+        "prometheus_client",
         "httpx",
         "requests",
         "urllib3",

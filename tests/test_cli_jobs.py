@@ -147,7 +147,7 @@ async def test_jobs_are_numbered_listed_and_shown(ctl: Ctl, client: Client) -> N
 
     jobs = await until(listed, timeout=30)
     assert [job["id"] for job in jobs] == ["job/serve/counted/2", "job/serve/counted/1"]
-    assert set(jobs[0]) == {"id", "state", "model", "started_at", "ended_at"}
+    assert set(jobs[0]) == {"id", "state", "model", "started_at", "ended_at", "trace_id"}
 
     code, out, _ = await ctl.run("model", "job", "serve/counted/1", "--json")
     assert code == 0
@@ -190,10 +190,13 @@ async def test_listings_and_status(ctl: Ctl) -> None:
         assert entry[key] == value
     code, out, _ = await ctl.run("replica", "list")
     assert (code, out) == (0, "no replica exists; ctl model serve REPO\n")
+    code, _, err = await ctl.run("replica", "show", "m-0")
+    assert (code, err) == (1, "ctl: no replica is named m-0; there are: none\n")
     code, out, _ = await ctl.run("status", "--json")
     status = json.loads(out)
     assert set(status) == {
-        "home", "processes", "temporal", "ui", "gateway", "problem", "brake", "nodes", "models", "waiting",
+        "home", "processes", "temporal", "ui", "gateway", "problem", "brake", "nodes", "models", "replicas",
+        "waiting", "forced",
     }  # fmt: skip
     assert [process["state"] for process in status["processes"]] == ["stopped"] * 4
     assert status["nodes"][0]["id"] == "n1"

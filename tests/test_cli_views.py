@@ -32,6 +32,7 @@ from fleet.state import EngineOffer, FleetState, ReplicaState
 from fleet.wishes import cordon, drain_node, remove, scale
 from tests.fleets import GIB, fleet, inventory, spec
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CORRUPT = Failure(reason=Reason.WEIGHTS_MISSING, detail="model.gguf is gone", node="n1")
 
 
@@ -48,7 +49,9 @@ def changed(state: FleetState, replica: str, to: ReplicaState, **more: object) -
 
 def serving() -> FleetState:
     state = placed(fleet({"n1": inventory()}, spec("m")))
-    return changed(state, "m-0", ReplicaState.SERVING, endpoint="http://127.0.0.1:21000", trace="00-ab-cd-01")
+    return changed(
+        state, "m-0", ReplicaState.SERVING, endpoint="http://127.0.0.1:21000", trace=f"00-{TRACE}-00f067aa0ba902b7-01"
+    )
 
 
 def test_a_node_as_json() -> None:
@@ -113,7 +116,8 @@ def test_a_replica_as_json() -> None:
         "since": 4.0,
         "failure": None,
         "given_up": False,
-        "trace": "00-ab-cd-01",
+        "trace": f"00-{TRACE}-00f067aa0ba902b7-01",
+        "trace_id": TRACE,
         "doing": "",
     }
     assert replica_row(view) == ("m-0", "m", "serving", "1", "0.0", "n1", "http://127.0.0.1:21000", "")
@@ -200,8 +204,10 @@ def test_a_job_as_json() -> None:
         "model": "m",
         "steps": [{"name": "registry", "state": "done", "detail": "1 file", "started_at": 1.0, "ended_at": 2.0}],
         "trace": "",
+        "trace_id": "",
         "replicas": [],
-        "failure": {"reason": "weights_missing", "detail": "model.gguf is gone", "node": "n1"},
+        "failure": {"reason": "weights_missing", "detail": "model.gguf is gone", "node": "n1", "retry_after_s": 0.0},
+        "result": None,
     }
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, set_span_in_context
 
 from cli.span_tree import Relation, TraceNode, trace_lines, tree
-from cli.spans import is_trace_id, trace_id_of
+from fleet.trace_ids import is_trace_id, trace_id_of
 from runtime.config import TracingConfig
 from runtime.tracing import make_provider
 from tests.otlp import line, span, store
@@ -218,6 +218,6 @@ def test_every_span_is_shown_exactly_once(parents: list[int], links: list[int]) 
 
 def test_trace_ids_are_taken_out_of_traceparents() -> None:
     assert trace_id_of(f"00-{JOB}-{'1' * 16}-01") == JOB
-    assert [trace_id_of(text) for text in ("", "00-xyz-1-01", JOB)] == ["", "", ""]
+    assert [trace_id_of(text) for text in ("", "00-xyz-1-01", JOB, f"00-{JOB}-{'1' * 16}-00")] == [""] * 4
     assert is_trace_id(JOB)
     assert not is_trace_id("m-0")

@@ -3,14 +3,17 @@
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.client import WorkflowHistory
+from temporalio.common import SearchAttributeKey
 from temporalio.worker import Replayer
 
 from activities import contract, node_contract
 from cli.span_tree import TraceNode, trace_lines, tree
-from cli.spans import Span, SpanStore, trace_id_of
+from cli.spans import Span, SpanStore
+from fleet.trace_ids import trace_id_of
 from runtime.temporal import llmgw_plugin
 from tests.system import System, system
 from tests.waiting import until
@@ -92,6 +95,19 @@ reconcile
       stop engine"""
 
 
+async def shows(running: System, workflow: str, trace_id: str) -> None:
+    """The trace id stands in the web UI's details, and finds the workflow."""
+    handle = running.client.get_workflow_handle(workflow)
+    metadata: Any = await handle.query("__temporal_workflow_metadata")
+    assert metadata.current_details.endswith(f"trace `{trace_id}`")
+
+    async def found() -> bool:
+        query = f"{contract.SEARCH_TRACE} = '{trace_id}'"
+        return workflow in {listed.id async for listed in running.client.list_workflows(query)}
+
+    await until(found, 30.0)  # visibility lags
+
+
 async def test_the_trace_of_a_start_and_a_stop(running: System) -> None:
     job = await running.serve()
     await job.result()
@@ -105,7 +121,10 @@ async def test_the_trace_of_a_start_and_a_stop(running: System) -> None:
     assert root.span.attributes["llmgw.repo"] == f"file:{running.model}"
     assert root.span.attributes["llmgw.model"] == "tiny"
 
+    await shows(running, job.id, root.span.trace_id)
+
     replica = await running.serving()
+    await shows(running, contract.replica_id(replica.id), trace_id_of(replica.trace))
     (pass_root,) = tree(store, trace_id_of(replica.trace))
     assert "\n".join(names(pass_root)) == START
     assert pass_root.causes == tuple(span.id for span in store.spans.values() if span.name == "catalog")
@@ -207,7 +226,10 @@ async def test_off_leaves_no_span_and_no_header(tmp_path: Path, control: bool, n
         await off.ready("n1")
         job = await off.serve()
         await job.result()
-        assert ((await off.status(job)).trace == "") is (not control)
+        status = await off.status(job)
+        assert ((status.trace == "") is (not control), (status.trace_id == "") is (not control)) == (True, True)
+        listed = (await job.describe()).typed_search_attributes
+        assert (SearchAttributeKey.for_keyword(contract.SEARCH_TRACE) in listed) is control
         await (await off.job({"kind": "remove", "name": "tiny"})).result()
         off.kill("worker", 15)
         off.kill("n1", 15)

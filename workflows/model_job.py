@@ -24,18 +24,21 @@ from activities.contract import (
 from activities.node_contract import PreflightRequest
 from fleet.inputs import read_request, spec_of, updated
 from fleet.job_queue import Turn
+from fleet.metrics import JOBS
 from fleet.reasons import Failure, LlmgwError, Reason
 from fleet.render import markdown, size, steps_table
 from fleet.repos import default_name, parse_repo
 from fleet.spec import JobKind, JobRequest, ModelSpec, ResolvedModel, Task
 from fleet.tasks import task_of
+from fleet.trace_ids import trace_id_of
 from fleet.wishes import Applied
 from workflows import calls, messages
 from workflows.fleet_line import FleetLine
 from workflows.job_details import applied_detail, endpoint_of, mirrored_detail, resolved_detail, smoke_detail
 from workflows.messages import Answer, Ask, AskKind, ModelStatus, Phase
+from workflows.numbers import count
 from workflows.placement_wait import PlacementWait
-from workflows.spans import ends, fail, span, traceparent
+from workflows.spans import ends, fail, searchable, shown, span, traceparent
 from workflows.steps import Step, Steps
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
@@ -76,7 +79,9 @@ class ModelJob:
                 if refused:
                     with self._steps.run("registry"):
                         raise _bad_input(refused)
-                workflow.upsert_search_attributes([MODEL.value_set(self._name), STATE.value_set(self._state)])
+                workflow.upsert_search_attributes(
+                    [MODEL.value_set(self._name), STATE.value_set(self._state), *searchable(self._trace)]
+                )
                 result = await (self._remove() if kind is JobKind.REMOVE else self._bring())
             except BaseException as error:
                 if not ends(error):
@@ -283,7 +288,9 @@ class ModelJob:
 
     def _finish(self, state: JobState, root: Span) -> None:
         self._state = state
-        workflow.upsert_search_attributes([STATE.value_set(state)])
+        labels = {"llmgw.kind": self._request.kind.value, "llmgw.state": state.value}
+        count(JOBS, labels if self._failure is None else {**labels, "error.type": self._failure.reason.value})
+        workflow.upsert_search_attributes([STATE.value_set(state), *searchable(self._trace)])
         root.set_attribute("llmgw.model", self._name)
         root.set_attribute("llmgw.state", state.value)
         self._show()
@@ -317,6 +324,7 @@ class ModelJob:
             model=self._name,
             steps=self._steps.rows,
             trace=self._trace,
+            trace_id=trace_id_of(self._trace),
             replicas=tuple(replica.replica for replica in model.replicas) if model else (),
             failure=self._failure,
             result=self._result,
@@ -326,7 +334,7 @@ class ModelJob:
         text = steps_table(f"{self._request.kind} {self._name}: {self._state}", self._steps.rows)
         if self._failure is not None:
             text += f"\n\n{markdown(self._failure.line)}"
-        workflow.set_current_details(text)
+        workflow.set_current_details(text + shown(self._trace))
 
 
 def _resolve_request(request: JobRequest) -> ResolveRequest:

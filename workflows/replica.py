@@ -25,7 +25,7 @@ from fleet.render import markdown
 from fleet.state import ReplicaState
 from workflows import calls, messages
 from workflows.messages import Action, ReplicaInput, ShardNews, ToReplica
-from workflows.spans import ends, fail, span, traceparent, within
+from workflows.spans import ends, fail, searchable, shown, span, traceparent, within
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
 NODE = SearchAttributeKey.for_keyword(contract.SEARCH_NODE)
@@ -55,6 +55,8 @@ class Replica:
         self._commands: deque[Command] = deque()
         self._broken: Failure | None = None
         self._gone = False
+        self._trace = ""
+        """traceparent of its start."""
         self._drained: int | None = None
         """Requests that were left when it was drained; None before."""
 
@@ -112,8 +114,9 @@ class Replica:
             "llmgw.generation": self._input.generation,
         }
         with span("start replica", attributes, start_ns=self._input.decided_at_ns or None) as starting:
+            self._trace = traceparent(starting)
             self._show(ReplicaState.STARTING)
-            event = self._event(ReplicaState.STARTING, trace=traceparent(starting))
+            event = self._event(ReplicaState.STARTING, trace=self._trace)
             await calls.tell_fleet(self._input.cell, event)
             start = self._input.start
             if start is None:
@@ -280,11 +283,12 @@ class Replica:
         )
 
     def _show(self, state: str, failure: Failure | None = None) -> None:
-        workflow.upsert_search_attributes([STATE.value_set(state)])
+        workflow.upsert_search_attributes([STATE.value_set(state), *searchable(self._trace)])
         where = ", ".join(self._nodes())
         cause = f": {markdown(failure.line)}" if failure is not None else ""
         workflow.set_current_details(
             f"**{markdown(self._input.model)}** generation {self._input.generation} on {where} is {state}{cause}"
+            f"{shown(self._trace)}"
         )
 
 

@@ -12,11 +12,16 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import AttributeValue
 from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from temporalio.exceptions import is_cancelled_exception
 
+from activities.contract import SEARCH_TRACE
 from fleet.reasons import Failure, Reason
+from fleet.trace_ids import trace_id_of
 
 TRACER = trace.get_tracer("llmgw.workflows")
+
+TRACE = SearchAttributeKey.for_keyword(SEARCH_TRACE)
 
 
 @contextmanager
@@ -83,6 +88,22 @@ def traceparent(of: Span | None = None) -> str:
     if not found.is_valid:
         return ""
     return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
+
+
+def searchable(parent: str) -> list[SearchAttributeUpdate[str]]:
+    """The search attribute by which a trace's workflow is found; none where the trace is not recorded.
+
+    Put it into an upsert that is made anyway, never into one of its own: whether tracing is on may differ between a
+    workflow's run and its replay, and the commands must not.
+    """
+    trace_id = trace_id_of(parent)
+    return [TRACE.value_set(trace_id)] if trace_id else []
+
+
+def shown(parent: str) -> str:
+    """For current details, at the end of what they say; empty where the trace is not recorded."""
+    trace_id = trace_id_of(parent)
+    return f"\n\ntrace `{trace_id}`" if trace_id else ""
 
 
 def link(parent: str, attributes: Mapping[str, AttributeValue]) -> list[Link]:

@@ -8,7 +8,9 @@ from temporalio import workflow
 from temporalio.exceptions import is_cancelled_exception
 
 from activities.contract import STEPS, StepState, StepStatus
+from fleet.metrics import JOB_STEP
 from workflows.calls import failed, failure_of
+from workflows.numbers import measure
 from workflows.spans import ends, fail, instant, span
 
 
@@ -57,15 +59,18 @@ class Steps:
                 if not ends(error):
                     raise  # the step is still running
                 failure = failure_of(error)
-                self._end(name, StepState.FAILED, opened, failure.line)
+                self._end(name, StepState.FAILED, opened, failure.line, failure.reason.value)
                 fail(opened, failure)
                 if is_cancelled_exception(error):
                     raise
                 raise failed(failure) from error
             self._end(name, StepState.DONE, opened, self._rows[name].detail)
 
-    def _end(self, name: str, state: StepState, opened: Span, detail: str) -> None:
+    def _end(self, name: str, state: StepState, opened: Span, detail: str, reason: str = "") -> None:
         self._set(name, state=state, detail=detail, ended_at=workflow.time())
+        took = self._rows[name].ended_at - self._rows[name].started_at
+        labels = {"llmgw.step": name, "llmgw.state": state.value}
+        measure(JOB_STEP, took, {**labels, "error.type": reason} if reason else labels)
         opened.set_attribute("llmgw.state", state.value)
         opened.set_attribute("llmgw.detail", detail)
 
