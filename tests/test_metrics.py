@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import pytest
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
-from temporalio.runtime import BUFFERED_METRIC_KIND_COUNTER, BUFFERED_METRIC_KIND_GAUGE, BUFFERED_METRIC_KIND_HISTOGRAM
+from temporalio.common import MetricAttributes
+from temporalio.runtime import (
+    BUFFERED_METRIC_KIND_COUNTER,
+    BUFFERED_METRIC_KIND_GAUGE,
+    BUFFERED_METRIC_KIND_HISTOGRAM,
+    BufferedMetric,
+    BufferedMetricKind,
+    MetricBuffer,
+)
 
 from activities import fleet_gauges
 from fleet.metrics import METRICS, Kind, Metric
@@ -58,21 +66,21 @@ class OfCore:
     """A number as Temporal's core hands it over."""
 
     name: str
-    kind: int
+    kind: BufferedMetricKind
     description: str | None = None
     unit: str | None = None
 
 
 @dataclass
 class Update:
-    metric: OfCore
-    value: float
-    attributes: dict[str, str]
+    metric: BufferedMetric
+    value: int | float
+    attributes: MetricAttributes
 
 
 def test_what_temporal_measures_is_on_the_page_too() -> None:
     registry = CollectorRegistry()
-    numbers = TemporalNumbers(metrics.MetricBuffer(10), metrics.make_provider(registry, RESOURCE).get_meter("temporal"))
+    numbers = TemporalNumbers(MetricBuffer(10), metrics.make_provider(registry, RESOURCE).get_meter("temporal"))
     polls = OfCore("temporal_long_request", BUFFERED_METRIC_KIND_COUNTER)
     numbers.carry(
         [

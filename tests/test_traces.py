@@ -229,7 +229,7 @@ async def test_off_leaves_no_span_and_no_header(tmp_path: Path, control: bool, n
         status = await off.status(job)
         assert ((status.trace == "") is (not control), (status.trace_id == "") is (not control)) == (True, True)
         listed = (await job.describe()).typed_search_attributes
-        assert (SearchAttributeKey.for_keyword(contract.SEARCH_TRACE) in listed) is control
+        assert (listed.get(SearchAttributeKey.for_keyword(contract.SEARCH_TRACE)) is not None) is control
         await (await off.job({"kind": "remove", "name": "tiny"})).result()
         off.kill("worker", 15)
         off.kill("n1", 15)
