@@ -6,6 +6,7 @@ Queues and workflow ids stand in `activities/contract.py`.
 from enum import StrEnum
 
 from fleet.facts import Load
+from fleet.peaks import Measured
 from fleet.reasons import Failure
 from fleet.records import Record
 from fleet.spec import Engine, ShardNeed, Weights
@@ -41,6 +42,7 @@ class PreflightResult(Record):
 
     failure: Failure | None = None
     free_memory: int
+    """Of RAM, or on the fullest of the GPUs it would take."""
     free_disk: int
     engine_version: str = ""
     engine_installed: bool = False
@@ -107,6 +109,8 @@ class StartedShard(Record):
     """local, peer, mirror or hub."""
     adopted: bool = False
     """It already ran: started by an earlier attempt, perhaps of an earlier agent."""
+    measured: Measured | None = None
+    """What it was seen to take, where it has answered requests already."""
 
 
 class StopShard(Record):
@@ -125,6 +129,8 @@ class StoppedShard(Record):
     """It did not go within the grace."""
     held: str = ""
     """Who still holds what, where not all is back: the node is in quarantine. Empty where all is."""
+    measured: Measured | None = None
+    """The most it was seen to take, where it answered requests."""
 
 
 class DrainShard(Record):

@@ -27,6 +27,7 @@ from agent.machine import Machine, ThisMachine, WrittenMachine
 from agent.membership import Membership
 from agent.meter import Meter
 from agent.outbox import Outbox
+from agent.peaks import Peaks
 from agent.peers import PeerServer, read_secret
 from agent.probe import Probe
 from agent.recovery import adopt, pids, recover, reported, running
@@ -111,6 +112,7 @@ class Parts:
     shards: Shards
     membership: Membership
     meter: Meter
+    peaks: Peaks
     peers: PeerServer
 
 
@@ -142,7 +144,8 @@ def compose(
     )
     starter = Starter(config, machine, ADAPTERS, installs, weights, ledger, supervisor, endings, probe, watch, keys)
     take = functools.partial(_measure, config, starter, layout, peers)
-    turns = Turns(config.node, starter, left_running=lambda: membership.rejoin())
+    peaks = Peaks(ledger, supervisor, probe, ADAPTERS, machine.gpus)
+    turns = Turns(config.node, starter, peaks, left_running=lambda: membership.rejoin())
     membership = Membership(
         config,
         incarnation,
@@ -154,7 +157,7 @@ def compose(
         reported=functools.partial(reported, starter),
     )
     meter = Meter(ledger, probe, ADAPTERS, outbox.loads, outbox.filled.set)
-    return Parts(starter, turns, Shards(turns, ledger, weights, take), membership, meter, peers)
+    return Parts(starter, turns, Shards(turns, ledger, weights, take), membership, meter, peaks, peers)
 
 
 async def _run(
@@ -174,12 +177,14 @@ async def _run(
             parts.peers.open(config.address, config.weights.port)
         await recover(parts.starter)
         ending = asyncio.create_task(parts.starter.endings.run())
+        peaking = asyncio.create_task(parts.peaks.run())
         speaking = asyncio.create_task(_speak(config, parts, incarnation, leave=stop_engines))
         await asked.wait()
         speaking.cancel()
         await asyncio.wait([speaking])
         if stop_engines:
             await parts.turns.stop_all(DRAIN_S, GRACE_S)
+        await _ended(peaking)
         await _ended(ending)
         await parts.starter.watch.close()
         parts.peers.close()

@@ -15,6 +15,7 @@ from activities.node_contract import ShardRef
 from agent.layout import shard_key
 from agent.processes import Mark
 from agent.supervisor import EngineProcess
+from fleet.peaks import Run
 from fleet.reasons import Failure, Reason, StepError
 from fleet.records import Record
 from fleet.spec import Engine
@@ -41,6 +42,8 @@ class Entry(Record):
     """Path of its files, without suffix."""
     weights_id: str = ""
     weights_outcome: str = ""
+    run: Run | None = None
+    """What its memory depends on; None where an older agent started it."""
     process: EngineProcess | None = None
     """None from just before the launch until its pids are known."""
     ready: bool = False

@@ -152,9 +152,27 @@ def own_memory(pid: int) -> int:
 
     Mapped files (weights) are left out: they are page cache, and the kernel counts them as available.
     """
+    return sum(_kept(pid, "RssAnon", "RssShmem"))
+
+
+def resident(pids: Iterable[int]) -> int:
+    """Bytes of RAM these processes of one engine hold together, mapped weights too.
+
+    Pages of files that several of them map, such as PyTorch's libraries, are counted once: as the most that one maps.
+    """
+    own, mapped = 0, 0
+    for pid in pids:
+        anonymous, shared, files = _kept(pid, "RssAnon", "RssShmem", "RssFile")
+        own += anonymous + shared
+        mapped = max(mapped, files)
+    return own + mapped
+
+
+def _kept(pid: int, *names: str) -> list[int]:
+    """Bytes of these rows of `/proc/<pid>/status`; 0 where the process has ended."""
     try:
         text = (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return 0
+        return [0] * len(names)
     rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return sum(int(rows.get(name, "0 kB").split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
+    return [int(rows.get(name, "0 kB").split()[0]) * 1024 for name in names]

@@ -31,7 +31,7 @@ from agent.weights import WeightStore
 from fleet.metrics import DRAINS, FORCED, STARTS
 from fleet.reasons import Failure, Reason, StepError
 from fleet.render import size
-from fleet.state import CPU, Inventory
+from fleet.state import CPU, Device, Inventory
 from runtime.instruments import counter
 from runtime.progress import reporting
 
@@ -94,28 +94,45 @@ class Shards:
         """Whether this node could run one such shard if nothing else of ours ran on it."""
         inventory = await asyncio.to_thread(self._measure)
         offer = next((one for one in inventory.engines if one.engine is request.engine), None)
-        cpu = next(device for device in inventory.devices if device.uuid == CPU)
-        failure = None
-        if offer is None:
-            failure = Failure(reason=Reason.ENGINE_MISSING, detail=f"agent.yaml does not name {request.engine}")
-        elif not self._weights.has(request.weights) and request.weights.size > inventory.disk_free:
-            failure = Failure(
-                reason=Reason.DISK,
-                detail=f"the weights need {size(request.weights.size)} of disk, {size(inventory.disk_free)} is free",
-            )
-        elif request.need.gpus == 0 and request.need.memory > cpu.total:
-            # What others hold may be free again by the time it is placed: placement waits for that, and says so.
-            failure = Failure(
-                reason=Reason.MEMORY,
-                detail=f"one shard needs {size(request.need.memory)} of RAM, the node has {size(cpu.total)}",
-            )
+        failure = _refusal(request, inventory, held=self._weights.has(request.weights))
+        devices = _devices(inventory, request.need.gpus)
         return PreflightResult(
             failure=failure.model_copy(update={"node": self._node}) if failure is not None else None,
-            free_memory=cpu.usable,
+            free_memory=min((device.usable for device in devices), default=0),
             free_disk=inventory.disk_free,
             engine_version=offer.version if offer is not None else "",
             engine_installed=offer is not None and offer.installed,
         )
+
+
+def _refusal(request: PreflightRequest, inventory: Inventory, *, held: bool) -> Failure | None:
+    """What speaks against it. `held`: the weights are here."""
+    need, weights = request.need, request.weights
+    if all(offer.engine is not request.engine for offer in inventory.engines):
+        return Failure(reason=Reason.ENGINE_MISSING, detail=f"agent.yaml does not name {request.engine}")
+    if not held and weights.size > inventory.disk_free:
+        detail = f"the weights need {size(weights.size)} of disk, {size(inventory.disk_free)} is free"
+        return Failure(reason=Reason.DISK, detail=detail)
+    devices = _devices(inventory, need.gpus)
+    if len(devices) < need.gpus:
+        detail = f"one shard needs {need.gpus} GPUs, the node has {len(devices)}"
+        return Failure(reason=Reason.GPU_COUNT, detail=detail)
+    least = min(device.total for device in devices)
+    if need.memory <= least:
+        return None  # what others hold may be free again by the time it is placed: placement waits, and says so
+    if need.gpus == 0:
+        detail = f"one shard needs {size(need.memory)} of RAM, the node has {size(least)}"
+        return Failure(reason=Reason.MEMORY, detail=detail)
+    which = f"{need.gpus} GPUs with {size(need.memory)} each" if need.gpus > 1 else f"a GPU with {size(need.memory)}"
+    return Failure(reason=Reason.GPU_MEMORY, detail=f"one shard needs {which}, the node's have {size(least)}")
+
+
+def _devices(inventory: Inventory, gpus: int) -> list[Device]:
+    """The RAM, or the largest GPUs that one shard could be given; fewer where there are not so many."""
+    if gpus == 0:
+        return [device for device in inventory.devices if device.uuid == CPU]
+    found = [device for device in inventory.devices if device.uuid != CPU]
+    return sorted(found, key=lambda device: (-device.total, -device.usable))[:gpus]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from agent.watch import Watch
 from agent.weights import Brought, WeightStore
 from fleet.engine_args import check_wish
 from fleet.metrics import FETCHED
+from fleet.peaks import Run, digest_of
 from fleet.reasons import Reason, StepError
 from fleet.render import size
 from fleet.spec import Engine
@@ -94,7 +95,7 @@ class Starter:
         progress.at(StartPhase.LAUNCH)
         gpus = await asyncio.to_thread(self.check_memory, request)  # the install and the fetch may have taken hours
         with step("launch engine", {"llmgw.engine": request.engine.value}) as span:
-            entry = self._entry(request, brought)
+            entry = self._entry(request, brought, gpus)
             launch = self._launch(request, entry, brought.directory, gpus)
             launch = replace(launch, traces=engine_traces(self.config.tracing, span.get_span_context()))
             adapter = self.adapters[request.engine]
@@ -172,7 +173,7 @@ class Starter:
                 raise StepError(Reason.GPU_MEMORY, f"{request.model} needs {size(share.memory)} of {_taken(gpu)}")
         return tuple(present[share.uuid] for share in shares)
 
-    def _entry(self, request: StartShard, brought: Brought) -> Entry:
+    def _entry(self, request: StartShard, brought: Brought, gpus: Sequence[Gpu]) -> Entry:
         port = self._free_port()
         host = f"[{self.config.address}]" if ":" in self.config.address else self.config.address
         return Entry(
@@ -185,6 +186,15 @@ class Starter:
             stem=self.supervisor.next_stem(request.shard),
             weights_id=request.weights.model_id,
             weights_outcome=brought.outcome,
+            run=Run(
+                weights=request.weights.model_id,
+                engine=request.engine,
+                context_length=request.context_length,
+                concurrency=request.concurrency,
+                gpus=request.gpus,
+                args=digest_of(request.args),
+                device=gpus[0].model if gpus else CPU,
+            ),
         )
 
     def _free_port(self) -> int:

@@ -20,6 +20,7 @@ from agent.connections import clients
 from agent.ending import Ended
 from agent.layout import shard_key
 from agent.ledger import Entry
+from agent.peaks import Peaks
 from agent.spans import step
 from agent.start import Progress, Starter
 from fleet.reasons import Reason, StepError
@@ -40,10 +41,11 @@ class _Start:
 class Turns:
     """All shards of this node; every act on one goes through here."""
 
-    def __init__(self, node: str, starter: Starter, left_running: Callable[[], None]) -> None:
+    def __init__(self, node: str, starter: Starter, peaks: Peaks, left_running: Callable[[], None]) -> None:
         """`left_running` is told when an attempt ended and its engine stays: the fleet may not want it any more."""
         self.node = node
         self._starter = starter
+        self._peaks = peaks
         self._left_running = left_running
         self._ledger = starter.ledger
         self._supervisor = starter.supervisor
@@ -89,9 +91,12 @@ class Turns:
                 if entry is None or entry.shard.generation > shard.generation:
                     return StoppedShard(was_running=interrupted)
                 ran = entry.process is not None and self._supervisor.runs(entry.process)
+                measured = await self._peaks.measured(entry)
                 ended = await self._end(entry, grace_s)
                 logger.info("stopped replica=%s generation=%d killed=%s", shard.replica, shard.generation, ended.killed)
-                return StoppedShard(was_running=ran or interrupted, killed=ended.killed, held=ended.held)
+                return StoppedShard(
+                    was_running=ran or interrupted, killed=ended.killed, held=ended.held, measured=measured
+                )
 
     async def drain(self, entry: Entry, deadline_s: float) -> int:
         """Wait until nothing is in flight; what is left at the deadline. An engine nobody reaches has nothing.
@@ -173,6 +178,7 @@ class Turns:
             endpoint=entry.endpoint,
             weights_outcome=entry.weights_outcome,
             adopted=adopted,
+            measured=await self._peaks.measured(entry),
         )
 
     async def _present(self, shard: ShardRef) -> Entry | None:

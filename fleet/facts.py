@@ -5,6 +5,7 @@ Facts about an older generation or incarnation are ignored: the state comes back
 
 from fleet.demand import load_at
 from fleet.measures import contradiction
+from fleet.peaks import Measured, with_peak
 from fleet.reasons import Failure, Reason, RefusedError
 from fleet.records import Record
 from fleet.state import HOLDING, FleetState, ForcedEnd, Inventory, NodeRecord, NodeState, ReplicaRecord, ReplicaState
@@ -22,6 +23,8 @@ class ReplicaEvent(Record):
     """traceparent of `start replica`, with STARTING."""
     left_in_flight: int = 0
     """Requests that the deadline of a drain cut short, with DRAINED."""
+    measured: Measured | None = None
+    """The most one of its shards was seen to take, with SERVING and at its end."""
 
 
 FORCED_KEPT = 20
@@ -143,6 +146,9 @@ def used(state: FleetState, model: str, now: float) -> FleetState:
 
 def replica_changed(state: FleetState, event: ReplicaEvent, now: float) -> FleetState:
     """A replica's workflow told where it is."""
+    if event.measured is not None:  # true whatever became of the replica meanwhile
+        peaks = with_peak(state.peaks, event.measured, now)
+        state = state if peaks == state.peaks else state.model_copy(update={"peaks": peaks})
     old = state.replicas.get(event.replica)
     if old is None or old.generation != event.generation:
         return state

@@ -45,8 +45,10 @@ def with_peak(known: tuple[Measured, ...], told: Measured, now: float) -> tuple[
     if told.peak <= 0:
         return known
     before = max((one.peak for one in known if one.run == told.run), default=0)
+    if told.peak <= before:
+        return known
     others = tuple(one for one in known if one.run != told.run)
-    return (*others, Measured(run=told.run, peak=max(before, told.peak), at=now))[-KEPT:]
+    return (*others, Measured(run=told.run, peak=told.peak, at=now))[-KEPT:]
 
 
 def peak_of(known: Iterable[Measured], run: Run, devices: Iterable[str]) -> int:
@@ -58,10 +60,11 @@ def peak_of(known: Iterable[Measured], run: Run, devices: Iterable[str]) -> int:
 def believed(engine: Engine, estimated: int, peak: int) -> int:
     """Bytes to reserve, from an estimate and an earlier run's peak (0: none).
 
-    llama.cpp takes its whole cache at its start: what it took is what it needs. vLLM and SGLang fill what they are
+    llama.cpp takes its whole cache at its start: what it took is what it needs, and a twentieth more, as short prompts
+    do not use its whole compute buffer. vLLM and SGLang fill what they are
     given as requests come: a lower peak only shows that nobody has asked for the whole cache yet, and the next run
     would get less of it.
     """
     if not peak:
         return estimated
-    return peak if engine is Engine.LLAMACPP else max(estimated, peak)
+    return peak + peak // 20 if engine is Engine.LLAMACPP else max(estimated, peak)

@@ -19,7 +19,6 @@ from activities.contract import ROUTES_STALE_S
 from activities.node_contract import (
     DrainedShard,
     DrainShard,
-    PreflightRequest,
     ShardHealth,
     ShardRef,
     StartedShard,
@@ -32,7 +31,6 @@ from agent.processes import alive, boot_id, mark
 from agent.recovery import recover, reported, running
 from agent.shards import AGENT_STOPS
 from fleet.reasons import Reason, StepError
-from fleet.spec import Engine, ShardNeed
 from tests.fake_engines.acts import assert_nothing_left, engine_mark, failed, start, stop
 from tests.fake_engines.node import FakeNode
 from tests.waiting import until
@@ -375,26 +373,3 @@ async def test_stop_all_ends_what_starts_and_lets_nothing_start_after_it(node: F
 async def failed_or_cancelled(node: FakeNode, *knobs: str) -> None:
     with pytest.raises((StepError, asyncio.CancelledError)):
         await start(node, *knobs)
-
-
-# -- preflight --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("engine", "memory", "disk", "reason"),
-    [
-        (Engine.LLAMACPP, 1, 1000, None),
-        (Engine.VLLM, 1, 1000, Reason.ENGINE_MISSING),
-        (Engine.LLAMACPP, 10_000 * GIB, 1000, Reason.MEMORY),
-        (Engine.LLAMACPP, 1, 10**17, Reason.DISK),
-    ],
-)
-async def test_preflight(node: FakeNode, engine: Engine, memory: int, disk: int, reason: Reason | None) -> None:
-    weights = node.mirror()
-    weights = weights.model_copy(update={"files": (weights.files[0].model_copy(update={"size": disk}),)})
-    request = PreflightRequest(engine=engine, need=ShardNeed(memory=memory), weights=weights)
-    result = await ActivityEnvironment().run(node.shards.preflight, request)
-    assert (result.failure.reason if result.failure else None) is reason
-    assert result.failure is None or result.failure.node == "n1"
-    assert result.engine_installed is (engine is Engine.LLAMACPP)
-    assert result.free_memory > 0

@@ -20,6 +20,7 @@ from activities.node_contract import (
     StopShard,
 )
 from fleet.facts import ReplicaEvent
+from fleet.peaks import Measured
 from fleet.reasons import Failure, Reason
 from fleet.render import markdown
 from fleet.state import ReplicaState
@@ -57,6 +58,7 @@ class Replica:
         self._gone = False
         self._trace = ""
         """traceparent of its start."""
+        self._measured: Measured | None = None
         self._drained: int | None = None
         """Requests that were left when it was drained; None before."""
 
@@ -133,6 +135,8 @@ class Replica:
                 fail(starting, Failure(reason=Reason.CANCELLED, detail="it was told to stop while it started"))
                 return None
             self._show(ReplicaState.SERVING)
+            for shard in started:
+                self._note(shard.measured)
             event = self._event(ReplicaState.SERVING, endpoint=started[0].endpoint)
             await calls.tell_fleet(self._input.cell, event)
             return None
@@ -202,12 +206,18 @@ class Replica:
     async def _stop_shard(self, rank: int, node: str) -> None:
         while True:
             try:
-                await calls.stop_shard(node, StopShard(shard=self._ref(rank)))
+                stopped = await calls.stop_shard(node, StopShard(shard=self._ref(rank)))
             except ActivityError as error:
                 workflow.logger.warning("stop of %s: %s", self._input.replica, calls.failure_of(error).line)
                 await workflow.sleep(STOP_AGAIN_S, summary=f"{node} did not stop {self._input.replica}: again"[:190])
             else:
+                self._note(stopped.measured)
                 return
+
+    def _note(self, measured: Measured | None) -> None:
+        """Keep the most that one of the shards took: it goes to Fleet with what is told next."""
+        if measured is not None and (self._measured is None or measured.peak > self._measured.peak):
+            self._measured = measured
 
     async def _end_badly(self, failure: Failure) -> None:
         await self._stop_shards()
@@ -280,6 +290,7 @@ class Replica:
             failure=failure,
             trace=trace,
             left_in_flight=left_in_flight,
+            measured=self._measured,
         )
 
     def _show(self, state: str, failure: Failure | None = None) -> None:

@@ -13,6 +13,7 @@ from agent.inventory import measure, reserved
 from agent.layout import Layout
 from agent.ledger import Ledger
 from agent.machine import Machine, ThisMachine
+from agent.peaks import Peaks
 from agent.probe import Probe
 from agent.recovery import pids
 from agent.shards import Shards
@@ -139,7 +140,8 @@ class FakeNode:
             self.watch,
             self.keys,
         )
-        self.turns = Turns("n1", self.starter, self._left)
+        self.peaks = Peaks(self.ledger, self.supervisor, self.probe, adapters, self.machine.gpus, look_s=0.05)
+        self.turns = Turns("n1", self.starter, self.peaks, self._left)
         self.shards = Shards(self.turns, self.ledger, self.weights, self.measure)
 
     def _left(self) -> None:
