@@ -25,7 +25,7 @@ from activities.registry import Registry
 from activities.resolutions import Resolutions
 from activities.rounds import Rounds
 from activities.smoke import Smoke
-from runtime import collector, metrics, tracing
+from runtime import collector, logs, metrics, tracing
 from runtime.config import ConfigError, ServerConfig, load
 from runtime.engine_keys import EngineKeys
 from runtime.mirrors import is_directory
@@ -106,14 +106,13 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="server.yaml; see docs/configuration.md")
     parser.add_argument("--metrics-port", type=int, help="instead of metrics.port in the file; 0: any free one")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     try:
         config = load(arguments.config, ServerConfig)
         keys = EngineKeys(config.engine_key_file)
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the answer to whoever started it
         return 2
+    logs.install(config.logging)
     collector.quieten()
     resource = tracing.resource_of("llmgw-worker")
     close_metrics = metrics.install(config.metrics, resource, port=arguments.metrics_port)

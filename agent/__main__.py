@@ -38,7 +38,7 @@ from agent.turns import Turns
 from agent.watch import Watch
 from agent.weights import WeightStore
 from fleet.state import Inventory
-from runtime import metrics, temporal, tracing
+from runtime import logs, metrics, temporal, tracing
 from runtime.config import AgentConfig, ConfigError, load
 from runtime.engine_keys import EngineKeys
 from runtime.process import run_and_exit
@@ -85,11 +85,9 @@ def main() -> int:
     except OSError as error:
         return _refuse(f"{layout.data}: {error.strerror}; name a directory this user can write as `data`")
     layout.pid.write_text(f"{os.getpid()}\n", encoding="ascii")
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s node={config.node} %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     # While Temporal is away the SDK writes a line for each poll it tries again; we say once that it is, and once
     # that it is back. A failed act has a line of its own too.
-    logging.getLogger("temporalio").setLevel(logging.ERROR)
+    logs.install(config.logging, node=config.node, quiet={"temporalio": logging.ERROR})
     resource = tracing.resource_of("llmgw-agent", instance=config.node)
     close_metrics = metrics.install(config.metrics, resource, port=given.metrics_port, core_log="ERROR")
     flush = tracing.install(config.tracing, "llmgw-agent", instance=config.node)

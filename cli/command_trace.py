@@ -13,8 +13,8 @@ from opentelemetry.trace import Status, StatusCode
 from cli.console import InterruptedRun, run
 from cli.errors import sentence
 from cli.home import find_home
-from runtime import tracing
-from runtime.config import TracingConfig
+from runtime import logs, tracing
+from runtime.config import LogConfig, TracingConfig
 
 T = TypeVar("T")
 
@@ -42,6 +42,8 @@ def recorded(command: str) -> Iterator[None]:
     home = find_home()
     configured = home.server_yaml.exists()
     config = home.server().tracing if configured else TracingConfig()
+    # What libraries complain of, on stderr beside the answer.
+    logs.install(LogConfig(format=home.server().logging.format if configured else "text", level="warning"))
     given = {name: os.environ[variable] for name, variable in CARRIED.items() if os.environ.get(variable)}
     if not config.enabled and (configured or not given):
         yield

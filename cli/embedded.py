@@ -149,7 +149,14 @@ def _ports(home: Home, asked: AskedPorts, alive: set[str], gateway: GatewayConfi
             if want not in (None, has):
                 raise CtlError(f"the system runs already, with {name} {has}: `ctl down` first, then `ctl up` again")
     # Parts that run know Temporal by its old port.
-    default = SystemRecord(port=7233, ui_port=8233, gateway_port=gateway.port)
+    default = SystemRecord(
+        port=7233,
+        ui_port=8233,
+        gateway_port=gateway.port,
+        worker_metrics_port=home.server().metrics.port,
+        gateway_metrics_port=gateway.metrics_port,
+        agent_metrics_port=home.agent().metrics.port,
+    )
     first = old or default
     wishes = (
         PortWish("Temporal", asked.port or first.port, asked.port is not None or old is not None, "--port"),
@@ -161,13 +168,25 @@ def _ports(home: Home, asked: AskedPorts, alive: set[str], gateway: GatewayConfi
             "--gateway-port",
         ),
     )
+    pages = (
+        PortWish("the worker's metrics", first.worker_metrics_port),
+        PortWish("the gateway's metrics", first.gateway_metrics_port),
+        PortWish("the agent's metrics", first.agent_metrics_port),
+    )
     ours = {first.port, first.ui_port} if TEMPORAL in alive else set()
-    ours |= {first.gateway_port} if GATEWAY in alive else set()
-    choice = choose(wishes, lambda port: "" if port in ours else holder_of(port))
+    ours |= {first.gateway_port, first.gateway_metrics_port} if GATEWAY in alive else set()
+    ours |= {first.worker_metrics_port} if WORKER in alive else set()
+    ours |= {first.agent_metrics_port} if AGENT in alive else set()
+
+    def holder(port: int) -> str:
+        return "" if port in ours else holder_of(port)
+
+    choice = choose(wishes, holder)
     for note in choice.notes:
         say(note)
-    port, ui_port, gateway_port = choice.ports
-    return SystemRecord(port=port, ui_port=ui_port, gateway_port=gateway_port)
+    # Where the pages are is of no interest here: the logs say it.
+    more = choose(pages, lambda port: "another part" if port in choice.ports else holder(port))
+    return SystemRecord(**dict(zip(SystemRecord.model_fields, (*choice.ports, *more.ports), strict=True)))
 
 
 def _recorded(home: Home) -> list[ProcessRecord]:

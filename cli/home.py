@@ -28,6 +28,9 @@ gateway:
 
 engine_key_file: engine.key       # what the engines ask of gateway and worker; agent.yaml names it too
 
+metrics:
+  enabled: true         # pages for Prometheus; the logs say at which ports
+
 tracing:
   enabled: true
   file: traces/{service}.jsonl    # read by `ctl trace`; one file for each process
@@ -45,6 +48,9 @@ engine_key_file: engine.key
 engines:
   llamacpp: {}          # installed on first use
 
+metrics:
+  enabled: true         # a page for Prometheus; the log says at which port
+
 tracing:
   enabled: true
   file: traces/{service}.jsonl
@@ -58,6 +64,9 @@ class SystemRecord(Record):
     port: int
     ui_port: int
     gateway_port: int
+    worker_metrics_port: int = 9464
+    gateway_metrics_port: int = 9465
+    agent_metrics_port: int = 9466
 
     @property
     def address(self) -> str:

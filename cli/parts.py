@@ -36,13 +36,15 @@ def parts(home: Home, system: SystemRecord) -> tuple[Part, ...]:
     """All of them, in the order of their start."""
     python = sys.executable
     server = ("--config", str(home.server_yaml))
+    front = ("--port", str(system.gateway_port), *_metrics(system.gateway_metrics_port))
+    node = ("--config", str(home.agent_yaml), *_metrics(system.agent_metrics_port))
     return (
         Part(TEMPORAL, _temporal(home, system), stop_grace_s=10.0),
-        Part(WORKER, (python, "worker.py", *server), stop_grace_s=10.0),
+        Part(WORKER, (python, "worker.py", *server, *_metrics(system.worker_metrics_port)), stop_grace_s=10.0),
         # Answers under way may take five seconds.
-        Part(GATEWAY, (python, "-m", "gateway", *server, "--port", str(system.gateway_port)), stop_grace_s=10.0),
+        Part(GATEWAY, (python, "-m", "gateway", *server, *front), stop_grace_s=10.0),
         # It drains for five seconds, and gives its engines ten between TERM and KILL.
-        Part(AGENT, (python, "-m", "agent", "--config", str(home.agent_yaml), "--stop-engines"), stop_grace_s=30.0),
+        Part(AGENT, (python, "-m", "agent", *node, "--stop-engines"), stop_grace_s=30.0),
     )
 
 
@@ -68,6 +70,10 @@ def environment(base: Mapping[str, str], home: Home, system: SystemRecord) -> di
 def belongs(environment: Mapping[str, str], home: Home, node_data: Path) -> bool:
     """Whether a process with this environment is a part of this system, or an engine of its node."""
     return environment.get(MARK) == str(home.path) or environment.get(ENGINE_MARK, "").startswith(f"{node_data}/logs/")
+
+
+def _metrics(port: int) -> tuple[str, str]:
+    return "--metrics-port", str(port)
 
 
 def _temporal(home: Home, system: SystemRecord) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from gateway.balance import Balance
 from gateway.hold import Hold
 from gateway.relay import Relay, relay_client
 from gateway.routes import FleetRoutes, RouteTable
-from runtime import metrics, tracing
+from runtime import logs, metrics, tracing
 from runtime.config import ConfigError, ServerConfig, load
 from runtime.engine_keys import EngineKeys
 from runtime.process import run_and_exit
@@ -40,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="instead of gateway.port in the file; 0: any free one")
     parser.add_argument("--metrics-port", type=int, help="instead of gateway.metrics_port in the file; 0: any free one")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
     try:
         config = load(options.config, ServerConfig)
         keys = EngineKeys(config.engine_key_file)
@@ -50,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, PortError) as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    logs.install(config.logging)
     metrics_port = config.gateway.metrics_port if options.metrics_port is None else options.metrics_port
     close_metrics = metrics.install(config.metrics, tracing.resource_of("llmgw-gateway"), port=metrics_port)
     flush = tracing.install(config.tracing, "llmgw-gateway")

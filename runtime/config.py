@@ -62,6 +62,13 @@ class TracingConfig(Section):
     """A file this large becomes `<file>.1`, in place of the one before. A start leaves 10 KiB: 6,000 starts."""
 
 
+class LogConfig(Section):
+    """How a process's log lines look; each names the trace it was written in."""
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
 class MetricsConfig(Section):
     """A page that Prometheus scrapes."""
 
@@ -163,6 +170,7 @@ class ServerConfig(Section):
     """The same keys as the nodes' files hold: sent to engines by the gateway and by the smoke test."""
     tracing: TracingConfig = TracingConfig()
     metrics: MetricsConfig = MetricsConfig()
+    logging: LogConfig = LogConfig()
     trace_store: TraceStoreConfig = TraceStoreConfig()
 
 
@@ -241,6 +249,7 @@ class AgentConfig(Section):
     lease: LeaseConfig = LeaseConfig()
     tracing: TracingConfig = TracingConfig()
     metrics: NodeMetricsConfig = NodeMetricsConfig()
+    logging: LogConfig = LogConfig()
 
 
 SectionT = TypeVar("SectionT", bound=Section)

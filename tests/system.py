@@ -74,8 +74,9 @@ class System:
         path = self.write(f"{node}.yaml", config)
         self._spawn(node, [sys.executable, "-m", "agent", "--config", str(path), *flags])
 
-    def start_gateway(self, port: int, **settings: Any) -> None:
-        path = self.write("gateway.yaml", {"mirror": {"path": "mirror"}, "gateway": {"port": port, **settings}})
+    def start_gateway(self, port: int, *, metrics: dict[str, Any] | None = None, **settings: Any) -> None:
+        more = {"metrics": metrics} if metrics is not None else {}
+        path = self.write("gateway.yaml", {"mirror": {"path": "mirror"}, "gateway": {"port": port, **settings}, **more})
         self._spawn("gateway", [sys.executable, "-m", "gateway", "--config", str(path)])
 
     def write(self, name: str, config: dict[str, Any]) -> Path:

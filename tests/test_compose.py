@@ -55,6 +55,8 @@ def test_every_part_of_production_is_there() -> None:
         "temporal-ui",
         "otel-collector",
         "jaeger",
+        "prometheus",
+        "grafana",
         "worker",
         "gateway",
         "agent",
