@@ -15,6 +15,8 @@ from fleet.state import DeviceShare, Inventory, ShardAssignment
 # -- node activities, on node_queue -----------------------------------------------------------------------------------
 
 PREFLIGHT = "preflight"
+PREPARE_SHARD = "prepare_shard"
+RESERVE_PORT = "reserve_port"
 START_SHARD = "start_shard"
 DRAIN_SHARD = "drain_shard"
 STOP_SHARD = "stop_shard"
@@ -48,6 +50,17 @@ class PreflightResult(Record):
     engine_installed: bool = False
 
 
+class GangPlace(Record):
+    """Where the shards of one replica are, and where they meet."""
+
+    nodes: tuple[str, ...]
+    """By rank."""
+    address: str
+    """Of rank 0's node."""
+    port: int
+    """Reserved there."""
+
+
 class StartShard(Record):
     """Everything a node needs to start one shard."""
 
@@ -66,6 +79,10 @@ class StartShard(Record):
     args: tuple[str, ...]
     trust_remote_code: bool = False
     ready_deadline_s: float
+    pipeline_parallel: int = 1
+    """Stages the layers are spread over."""
+    gang: GangPlace | None = None
+    """None: this shard is the whole replica."""
 
 
 class StartShards(Record):
@@ -84,6 +101,7 @@ class StartPhase(StrEnum):
 
     INSTALL = "install engine"
     FETCH = "fetch weights"
+    RENDEZVOUS = "rendezvous"
     LAUNCH = "launch engine"
     WAIT = "wait for engine"
 
@@ -111,6 +129,31 @@ class StartedShard(Record):
     """It already ran: started by an earlier attempt, perhaps of an earlier agent."""
     measured: Measured | None = None
     """What it was seen to take, where it has answered requests already."""
+
+
+class PreparedShard(Record):
+    """A node that has engine and weights for a shard of a gang."""
+
+    shard: ShardRef
+    node: str
+    weights_outcome: str
+
+
+class ReservePort(Record):
+    """Keep a port for the rendezvous of a gang, on the node of its rank 0."""
+
+    shard: ShardRef
+    avoid: tuple[int, ...] = ()
+    """Ports that turned out to be taken."""
+
+
+class ReservedPort(Record):
+    """Where the gang meets."""
+
+    address: str
+    port: int
+    taken: tuple[int, ...] = ()
+    """Ports before it in turn that were taken."""
 
 
 class StopShard(Record):

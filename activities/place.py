@@ -149,6 +149,7 @@ def _start(state: FleetState, step: Step, begun: dict[str, list[str]]) -> StartS
                 args=(*task_arguments(spec.engine, spec.task), *spec.args),
                 trust_remote_code=spec.trust_remote_code,
                 ready_deadline_s=spec.start_deadline_s,
+                pipeline_parallel=spec.pipeline_parallel,
             )
             for shard in shards
         ),

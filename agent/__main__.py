@@ -213,7 +213,10 @@ async def _serve(client: Client, config: AgentConfig, parts: Parts, incarnation:
         Worker(
             client,
             task_queue=node_queue(config.node),
-            activities=[shards.start_shard, shards.drain_shard, shards.stop_shard, shards.preflight],
+            activities=[
+                *(shards.preflight, shards.prepare_shard, shards.reserve_port),
+                *(shards.start_shard, shards.drain_shard, shards.stop_shard),
+            ],
             max_concurrent_activities=MAX_ACTS,
         ),
         # More than one: the lease that was replaced ends a few seconds after the next has begun.

@@ -49,6 +49,8 @@ class Entry(Record):
     ready: bool = False
     members: tuple[Mark, ...] = ()
     """Its processes when it became ready: whose GPU memory must be back at its end, also if it dies by itself."""
+    lead: str = ""
+    """Of a shard of a gang that opens no port: where rank 0's engine answers for all."""
     failure: Failure | None = None
     """It ended unasked, and the fleet has not taken the report yet."""
 
@@ -66,6 +68,13 @@ class Held(Record):
     """Who holds what."""
 
 
+class Meeting(Record):
+    """A port that is kept for the rendezvous of a gang whose rank 0 is here."""
+
+    shard: ShardRef
+    port: int
+
+
 class Book(Record):
     """The file's content."""
 
@@ -76,6 +85,8 @@ class Book(Record):
     stopped: dict[str, int] = {}
     """The highest generation each shard was asked to stop."""
     last_port: int = 0
+    meetings: dict[str, Meeting] = {}
+    """By `shard_key`, until the shard ends."""
     held: dict[str, Held] = {}
     """By the launch's stem."""
 
@@ -122,6 +133,7 @@ class Ledger:
         present = self._book.entries.get(key)
         if present is not None and present.shard.generation <= entry.shard.generation:
             self._save(entries={name: one for name, one in self._book.entries.items() if name != key})
+            self.give_back(entry.shard)
 
     def started(self, shard: ShardRef) -> int:
         """The highest generation ever asked to start; 0 where none was."""
@@ -151,6 +163,7 @@ class Ledger:
         A port is not given out again at once: a client may still hold the address of the engine it served before.
         """
         taken = {entry.port for entry in self._book.entries.values()}
+        taken |= {meeting.port for meeting in self._book.meetings.values()}
         ports = list(range(low, high + 1))
         start = ports.index(self._book.last_port) + 1 if self._book.last_port in ports else 0
         return [port for port in ports[start:] + ports[:start] if port not in taken]
@@ -158,6 +171,30 @@ class Ledger:
     def note_port(self, port: int) -> None:
         """Remember a port that was given out."""
         self._save(last_port=port)
+
+    def meeting(self, shard: ShardRef) -> int | None:
+        """The port kept for this generation's rendezvous."""
+        kept = self._book.meetings.get(shard_key(shard))
+        return kept.port if kept is not None and kept.shard == shard else None
+
+    def meet(self, shard: ShardRef, port: int) -> None:
+        """Keep a port for a rendezvous, in place of what was kept for this replica. Raises StepError(DISK_FULL)."""
+        if self.meeting(shard) != port:
+            kept = Meeting(shard=shard, port=port)
+            self._save(surely=True, meetings={**self._book.meetings, shard_key(shard): kept})
+
+    def give_back(self, shard: ShardRef) -> None:
+        """Keep no port for this generation or an older one any more."""
+        key = shard_key(shard)
+        kept = self._book.meetings.get(key)
+        if kept is not None and kept.shard.generation <= shard.generation:
+            self._save(meetings={name: one for name, one in self._book.meetings.items() if name != key})
+
+    def give_back_unused(self) -> None:
+        """Keep no port for a rendezvous of which nothing runs: its start, if one goes on, keeps it again."""
+        running = {shard_key(entry.shard) for entry in self._book.entries.values()}
+        if not self._book.meetings.keys() <= running:
+            self._save(meetings={name: one for name, one in self._book.meetings.items() if name in running})
 
     def held(self) -> tuple[Held, ...]:
         """What would not go."""

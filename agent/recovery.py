@@ -33,6 +33,7 @@ async def recover(parts: Starter) -> None:
         await _rebuild(parts)
     for entry in parts.ledger.entries():
         await _take_up(parts, entry)
+    parts.ledger.give_back_unused()
     await _end_strays(parts)
 
 

@@ -12,12 +12,17 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from activities.node_contract import (
     DRAIN_SHARD,
     PREFLIGHT,
+    PREPARE_SHARD,
+    RESERVE_PORT,
     START_SHARD,
     STOP_SHARD,
     DrainedShard,
     DrainShard,
     PreflightRequest,
     PreflightResult,
+    PreparedShard,
+    ReservedPort,
+    ReservePort,
     StartedShard,
     StartShard,
     StoppedShard,
@@ -59,15 +64,36 @@ class Shards:
 
         Raises StepError with the cause; then no process, partial file or ledger entry of it is left.
         """
-        attributes = {
-            **self._turns.attributes(request.shard),
-            "llmgw.model": request.model,
-            "llmgw.engine": request.engine.value,
-        }
         progress = Progress()
         async with reporting(lambda: progress.now):
-            with step("start shard", attributes, kind=SpanKind.CONSUMER), located(self._node), counted(request):
+            with (
+                step("start shard", self._about(request), kind=SpanKind.CONSUMER),
+                located(self._node),
+                counted(request),
+            ):
                 return await self._turns.start(request, progress)
+
+    @activity.defn(name=PREPARE_SHARD)
+    async def prepare_shard(self, request: StartShard) -> PreparedShard:
+        """Have engine and weights for a shard of a gang: none of its engines starts before all nodes have them.
+
+        Raises StepError with the cause; then no partial file is left.
+        """
+        progress = Progress()
+        async with reporting(lambda: progress.now):
+            with step("prepare shard", self._about(request), kind=SpanKind.CONSUMER), located(self._node):
+                return await self._turns.prepare(request, progress)
+
+    @activity.defn(name=RESERVE_PORT)
+    async def reserve_port(self, request: ReservePort) -> ReservedPort:
+        """Keep a port for a gang's rendezvous on the node of its rank 0, until that ends."""
+        attributes = self._turns.attributes(request.shard)
+        with step("reserve port", attributes, kind=SpanKind.CONSUMER) as span, located(self._node):
+            reserved = self._turns.reserve(request)
+            span.set_attribute("llmgw.port", reserved.port)
+            for port in reserved.taken:
+                span.add_event("port taken", {"llmgw.port": port})
+            return reserved
 
     @activity.defn(name=DRAIN_SHARD)
     async def drain_shard(self, request: DrainShard) -> DrainedShard:
@@ -88,6 +114,13 @@ class Shards:
         """End this generation, and any older one, with everything it started. What is gone is a success."""
         with located(self._node):
             return await self._turns.stop(request.shard, request.grace_s)
+
+    def _about(self, request: StartShard) -> dict[str, str | int]:
+        return {
+            **self._turns.attributes(request.shard),
+            "llmgw.model": request.model,
+            "llmgw.engine": request.engine.value,
+        }
 
     @activity.defn(name=PREFLIGHT)
     async def preflight(self, request: PreflightRequest) -> PreflightResult:

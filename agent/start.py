@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import socket
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,15 +10,18 @@ from pathlib import Path
 
 import psutil
 
-from activities.node_contract import StartPhase, StartProgress, StartShard
+from activities.node_contract import GangPlace, StartPhase, StartProgress, StartShard
 from agent.ending import Endings
 from agent.engine_traces import engine_traces
-from agent.engines.adapter import Adapter, Launch
+from agent.engines.adapter import Adapter, Gang, Launch
 from agent.gpus import Gpu
 from agent.install import Installs
+from agent.interfaces import interface_of
 from agent.ledger import Entry, Ledger
 from agent.machine import Machine
+from agent.ports import choose_port
 from agent.probe import Health, Probe
+from agent.rendezvous import Meeting, come, gather
 from agent.spans import step
 from agent.supervisor import Supervisor
 from agent.watch import Watch
@@ -69,6 +72,14 @@ class Starter:
     watch: Watch
     keys: EngineKeys
 
+    async def prepare(self, request: StartShard, progress: Progress) -> Brought:
+        """Have engine and weights, so that a gang starts at one time. Raises StepError as `launch`."""
+        self.check_wish(request)
+        with self.weights.claim(request.weights):
+            await asyncio.to_thread(self.check_memory, request)
+            _, brought = await self._provided(request, progress)
+            return brought
+
     async def launch(self, request: StartShard, progress: Progress) -> Entry:
         """Check memory, have engine and weights, launch. The ledger has the entry from just before the launch on."""
         self.check_wish(request)
@@ -76,26 +87,15 @@ class Starter:
             return await self._launched(request, progress)
 
     async def _launched(self, request: StartShard, progress: Progress) -> Entry:
-        await asyncio.to_thread(self.check_memory, request)
-        progress.at(StartPhase.INSTALL)
-        python = await self.installs.ensure(
-            request.engine,
-            gpus=request.gpus > 0,
-            say=lambda words: progress.at(StartPhase.INSTALL, detail=words),
-        )
-        progress.at(StartPhase.FETCH, 0, request.weights.size)
-        with step("fetch weights", {"llmgw.model": request.model}) as span:
-            brought = await self.weights.bring(
-                request.weights, lambda done, total: progress.at(StartPhase.FETCH, done, total), request.peers
-            )
-            span.set_attributes({"llmgw.weights.outcome": brought.outcome, "llmgw.bytes": brought.copied_bytes})
-            for kind, given in brought.sources.items():
-                BYTES.add(given, {"llmgw.weights.outcome": kind})
-            span.set_attributes({f"llmgw.bytes.{kind}": given for kind, given in brought.sources.items()})
+        gpus = await asyncio.to_thread(self.check_memory, request)
+        python, brought = await self._provided(request, progress)
+        entry = self._entry(request, brought, gpus)
+        if request.gang is not None:
+            progress.at(StartPhase.RENDEZVOUS)
+            entry = await self._met(request.gang, entry)
         progress.at(StartPhase.LAUNCH)
         gpus = await asyncio.to_thread(self.check_memory, request)  # the install and the fetch may have taken hours
         with step("launch engine", {"llmgw.engine": request.engine.value}) as span:
-            entry = self._entry(request, brought, gpus)
             launch = self._launch(request, entry, brought.directory, gpus)
             launch = replace(launch, traces=engine_traces(self.config.tracing, span.get_span_context()))
             adapter = self.adapters[request.engine]
@@ -116,19 +116,52 @@ class Starter:
         )
         return entry
 
+    async def _provided(self, request: StartShard, progress: Progress) -> tuple[Path, Brought]:
+        """The engine's interpreter and the weights."""
+        progress.at(StartPhase.INSTALL)
+        python = await self.installs.ensure(
+            request.engine,
+            gpus=request.gpus > 0,
+            say=lambda words: progress.at(StartPhase.INSTALL, detail=words),
+        )
+        progress.at(StartPhase.FETCH, 0, request.weights.size)
+        with step("fetch weights", {"llmgw.model": request.model}) as span:
+            brought = await self.weights.bring(
+                request.weights, lambda done, total: progress.at(StartPhase.FETCH, done, total), request.peers
+            )
+            span.set_attributes({"llmgw.weights.outcome": brought.outcome, "llmgw.bytes": brought.copied_bytes})
+            for kind, given in brought.sources.items():
+                BYTES.add(given, {"llmgw.weights.outcome": kind})
+            span.set_attributes({f"llmgw.bytes.{kind}": given for kind, given in brought.sources.items()})
+        return python, brought
+
+    async def _met(self, place: GangPlace, entry: Entry) -> Entry:
+        """Wait until all shards of the gang are at this point. Raises StepError: RENDEZVOUS, PORT_IN_USE."""
+        meeting = Meeting(entry.shard, place, self.config.rendezvous_s)
+        attributes = {"llmgw.rendezvous": meeting.where, "llmgw.nodes": ",".join(place.nodes)}
+        with step("rendezvous", attributes):
+            if entry.shard.rank:
+                lead = await come(meeting)
+                silent = self.adapters[entry.engine].silent_ranks
+                return entry.model_copy(update={"lead": lead}) if silent else entry
+            self.ledger.meet(entry.shard, place.port)  # an agent before this one may have kept it
+            await gather(meeting, entry.endpoint)
+            return entry
+
     async def wait_ready(self, entry: Entry, deadline_s: float, progress: Progress) -> Entry:
         """Wait until the engine serves. Raises StepError: NEVER_READY, or why it ended."""
         progress.at(StartPhase.WAIT)
         path = self.adapters[entry.engine].health_path
+        endpoint = entry.lead or entry.endpoint
         deadline = time.monotonic() + deadline_s
         polls = 0
         with step("wait for engine", {"llmgw.port": entry.port}) as span:
             try:
                 while True:
                     polls += 1
-                    answer = await self.probe.health(entry.endpoint, path)
+                    answer = await self.probe.health(endpoint, path)
                     self._raise_if_ended(entry)
-                    if answer.health is Health.SERVING and self._listens(entry):
+                    if answer.health is Health.SERVING and (entry.lead or self._listens(entry)):
                         break
                     if time.monotonic() >= deadline:
                         raise StepError(
@@ -174,7 +207,7 @@ class Starter:
         return tuple(present[share.uuid] for share in shares)
 
     def _entry(self, request: StartShard, brought: Brought, gpus: Sequence[Gpu]) -> Entry:
-        port = self._free_port()
+        port = choose_port(self.config, self.ledger).port
         host = f"[{self.config.address}]" if ":" in self.config.address else self.config.address
         return Entry(
             shard=request.shard,
@@ -193,17 +226,10 @@ class Starter:
                 concurrency=request.concurrency,
                 gpus=request.gpus,
                 args=digest_of(request.args),
+                nodes=len(request.gang.nodes) if request.gang is not None else 1,
                 device=gpus[0].model if gpus else CPU,
             ),
         )
-
-    def _free_port(self) -> int:
-        low, high = self.config.ports
-        for port in self.ledger.next_port(low, high):
-            if port_is_free(self.config.address, port):
-                self.ledger.note_port(port)
-                return port
-        raise StepError(Reason.PORT_IN_USE, f"no port of {low} to {high} is free on {self.config.address}")
 
     def _launch(self, request: StartShard, entry: Entry, directory: Path, gpus: Sequence[Gpu]) -> Launch:
         return Launch(
@@ -222,6 +248,22 @@ class Starter:
             args=request.args,
             trust_remote_code=request.trust_remote_code,
             key=self.keys.newest,
+            pipeline=request.pipeline_parallel,
+            gang=self._gang(request),
+        )
+
+    def _gang(self, request: StartShard) -> Gang | None:
+        place = request.gang
+        if place is None:
+            return None
+        return Gang(
+            nodes=len(place.nodes),
+            rank=request.shard.rank,
+            address=place.address,
+            port=place.port,
+            # All have met, so it is for steps such as loading, at which one node may be much slower.
+            timeout_s=math.ceil(request.ready_deadline_s),
+            interface=self.config.interface or interface_of(self.config.address),
         )
 
     def _raise_if_ended(self, entry: Entry) -> None:
@@ -252,16 +294,3 @@ def _taken(gpu: Gpu) -> str:
     """`GPU-1, 3 GiB of it is free: pid 41 holds most of the rest`."""
     holder = f": pid {gpu.holders[0].pid} holds most of the rest" if gpu.holders else ""
     return f"{gpu.uuid}, {size(gpu.free)} of it is free{holder}"
-
-
-def port_is_free(address: str, port: int) -> bool:
-    """Whether a server could listen there now."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closing connections do not count
-        try:
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError:
-            return False
-    return True

@@ -11,6 +11,9 @@ from temporalio import activity
 
 from activities.contract import ROUTES_STALE_S
 from activities.node_contract import (
+    PreparedShard,
+    ReservedPort,
+    ReservePort,
     ShardRef,
     StartedShard,
     StartShard,
@@ -21,6 +24,7 @@ from agent.ending import Ended
 from agent.layout import shard_key
 from agent.ledger import Entry
 from agent.peaks import Peaks
+from agent.ports import choose_port
 from agent.spans import step
 from agent.start import Progress, Starter
 from fleet.reasons import Reason, StepError
@@ -56,6 +60,26 @@ class Turns:
         self._closed = False
         """Its engines are being stopped for good."""
 
+    async def prepare(self, request: StartShard, progress: Progress) -> PreparedShard:
+        """Have engine and weights for a shard of a gang, and start nothing. Raises StepError."""
+        self._refuse_stale(request.shard)
+        brought = await self._starter.prepare(request, progress)
+        return PreparedShard(shard=request.shard, node=self.node, weights_outcome=brought.outcome)
+
+    def reserve(self, request: ReservePort) -> ReservedPort:
+        """Keep a port for a gang's rendezvous until its rank 0 ends here; the same again is the same port.
+
+        Raises StepError(PORT_IN_USE) where none is free.
+        """
+        self._refuse_stale(request.shard)
+        address = self._starter.config.address
+        kept = self._ledger.meeting(request.shard)
+        if kept is not None and kept not in request.avoid:
+            return ReservedPort(address=address, port=kept)
+        chosen = choose_port(self._starter.config, self._ledger, request.avoid)
+        self._ledger.meet(request.shard, chosen.port)
+        return ReservedPort(address=address, port=chosen.port, taken=chosen.taken)
+
     async def start(self, request: StartShard, progress: Progress) -> StartedShard:
         """Have exactly this generation serve; what runs already is gone on with.
 
@@ -88,6 +112,7 @@ class Turns:
                 start.task.cancel()
             async with self._lock(key):
                 entry = self._ledger.entry(shard)
+                self._ledger.give_back(shard)
                 if entry is None or entry.shard.generation > shard.generation:
                     return StoppedShard(was_running=interrupted)
                 ran = entry.process is not None and self._supervisor.runs(entry.process)
@@ -243,6 +268,7 @@ class Turns:
         entry = self._ledger.entry(shard)
         if entry is not None and entry.shard.generation == shard.generation:
             await self._end(entry, CLEANUP_GRACE_S)
+        self._ledger.give_back(shard)
 
     async def _end(self, entry: Entry, grace_s: float) -> Ended:
         """End an engine and forget it."""

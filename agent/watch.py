@@ -106,7 +106,9 @@ class Watch:
 
     async def _watch(self, entry: Entry, process: EngineProcess) -> None:
         work = Work(self._probe, self._adapters[entry.engine], entry.endpoint, self._hung_after_s)
-        looks = [asyncio.create_task(self._watch_health(entry, work), name=f"health {entry.shard.replica}")]
+        looks = []
+        if not entry.lead:  # one that opens no port answers by rank 0, whose own node looks at it
+            looks.append(asyncio.create_task(self._watch_health(entry, work), name=f"health {entry.shard.replica}"))
         if entry.shard.rank == 0:  # of a gang, rank 0 alone has counters, and they stand still when any other hangs
             looks.append(asyncio.create_task(work.run(), name=f"work {entry.shard.replica}"))
         try:

@@ -24,7 +24,11 @@ TaskOption = Annotated[
     Task | None, typer.Option("--task", help="What it is for; from its architecture where it is not given.")
 ]
 Replicas = Annotated[int | None, typer.Option(help="How many copies to run.")]
-Gpus = Annotated[int | None, typer.Option(help="GPUs for each replica; 0: run on the CPU.")]
+Nodes = Annotated[int | None, typer.Option(help="Nodes one replica spans: all of them start, or none.")]
+Gpus = Annotated[int | None, typer.Option(help="GPUs of a replica on each of its nodes; 0: run on the CPU.")]
+PipelineParallel = Annotated[
+    int | None, typer.Option(metavar="STAGES", help="Spread the layers over stages; each layer over the rest.")
+]
 Memory = Annotated[str | None, typer.Option(help="What one shard needs, such as 12GiB; estimated if absent.")]
 Priority = Annotated[int | None, typer.Option(help="0 to 100; higher ones are placed first.")]
 ContextLength = Annotated[int | None, typer.Option(help="Tokens of one request, prompt and answer.")]
@@ -38,6 +42,9 @@ IdleAfter = Annotated[
 Labels = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="Only on nodes with this label.")]
 Preferred = Annotated[list[str] | None, typer.Option("--prefer", metavar="K=V", help="Rather on nodes with it.")]
 Role = Annotated[str | None, typer.Option(help="Only on nodes with this role.")]
+Interconnect = Annotated[
+    str | None, typer.Option(metavar="LABEL", help="With --nodes: only nodes that share one value of this label.")
+]
 GpuModel = Annotated[str | None, typer.Option(help="Only on GPUs whose model has this in its name.")]
 MaxSurge = Annotated[int | None, typer.Option(help="Replicas beyond the number while a new version rolls out.")]
 MaxUnavailable = Annotated[int | None, typer.Option(help="Replicas that may be missing meanwhile.")]
@@ -53,7 +60,7 @@ WaitForRoom = Annotated[
     bool, typer.Option("--wait-for-room", help="Wait until a node has room, however long; a minute without it.")
 ]
 
-CONSTRAINTS = ("labels", "prefer", "role", "gpu_model")
+CONSTRAINTS = ("labels", "prefer", "role", "gpu_model", "interconnect")
 SCALING = ("min", "max", "target_in_flight", "idle_after_s")
 ROLLOUT = ("max_surge", "max_unavailable", "recreate")
 

@@ -7,7 +7,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.contract import replica_id
-from activities.node_contract import START_SHARD, StartPhase, StartProgress
+from activities.node_contract import PREPARE_SHARD, START_SHARD, StartPhase, StartProgress
 from cli.session import QUERY_TIMEOUT
 from fleet.render import size
 
@@ -35,7 +35,7 @@ async def _ask(client: Client, workflow: str) -> str:
         return ""  # it has ended meanwhile, or Temporal is too busy to say more than what is known anyway
     told: list[str] = []
     for pending in described.raw_description.pending_activities:
-        if pending.activity_type.name == START_SHARD and pending.heartbeat_details.payloads:
+        if pending.activity_type.name in (PREPARE_SHARD, START_SHARD) and pending.heartbeat_details.payloads:
             values = await client.data_converter.decode(pending.heartbeat_details.payloads, [StartProgress])
             if isinstance(values[0], StartProgress):
                 told.append(words_of(values[0]))

@@ -10,7 +10,7 @@ from fleet.records import Record
 from fleet.render import size
 from fleet.repos import default_name, parse_repo
 from fleet.shape import ModelShape
-from fleet.spec import Engine, Format, ModelRequest, ShardNeed, Task, Weights
+from fleet.spec import Engine, Format, ModelRequest, ShardNeed, Task, Weights, spread_fault
 from fleet.state import CPU, FleetState
 from fleet.tasks import task_of
 
@@ -53,13 +53,22 @@ def examine(shape: ModelShape, weights: Weights, wish: ModelRequest, state: Flee
     engine = wish.engine or engine_for(weights.format)
     check_wish(engine, wish.args, trust_remote_code=wish.trust_remote_code)
     check_engine(engine, weights.format, shape, trusted=wish.trust_remote_code)
+    fault = spread_fault(engine, wish.nodes, wish.gpus, wish.pipeline_parallel)
+    if fault:
+        raise StepError(Reason.BAD_INPUT, fault)
     context = wish.context_length or default_context(shape)
     if shape.context_length and context > shape.context_length:
         raise StepError(
             Reason.BAD_INPUT, f"context_length: {context} is more than the {shape.context_length} {name} was made for"
         )
     found = estimate(
-        shape, engine, context_length=context, concurrency=wish.concurrency, gpus=wish.gpus, args=wish.args
+        shape,
+        engine,
+        context_length=context,
+        concurrency=wish.concurrency,
+        gpus=wish.gpus,
+        nodes=wish.nodes,
+        args=wish.args,
     )
     parts = found if isinstance(found, Estimate) and wish.memory is None else None
     missing = found if not isinstance(found, Estimate) else ()
@@ -78,6 +87,7 @@ def examine(shape: ModelShape, weights: Weights, wish: ModelRequest, state: Flee
         missing=missing,
         kv_bytes_per_token=kv_bytes_per_token(shape, engine, wish.args) if not missing else 0,
         concurrency=wish.concurrency,
+        nodes=wish.nodes,
     )
     if not memory:
         lacks = f"the memory {name} needs cannot be told: its weights lack the {', the '.join(missing)}"
@@ -137,7 +147,7 @@ def check_engine(engine: Engine, format: Format, shape: ModelShape, *, trusted: 
 
 
 def _judged(result: CheckResult, shape: ModelShape, name: str, wish: ModelRequest, state: FleetState) -> CheckResult:
-    judgement = judge(state, name, result.engine, result.need)
+    judgement = judge(state, name, result.engine, result.need, result.nodes)
     update: dict[str, object] = {"verdict": judgement.verdict, "candidate": judgement.candidate}
     account = _account(result)
     if judgement.verdict is not FitVerdict.DOES_NOT_FIT:
@@ -177,6 +187,7 @@ def _peak(state: FleetState, weights: Weights, engine: Engine, context: int, wis
         concurrency=wish.concurrency,
         gpus=wish.gpus,
         args=digest_of(wish.args),
+        nodes=wish.nodes,
     )
     return peak_of(state.peaks, run, kinds if wish.gpus else {CPU})
 

@@ -1,5 +1,7 @@
 """A plan under construction: what is free shrinks as it goes, and each replica is decided on once."""
 
+from collections.abc import Iterable
+
 from fleet.arrangement import TIGHT, Want
 from fleet.demand import Target, target
 from fleet.placement import SCORE_WEIGHTS, Candidates, Standings, Weights, place
@@ -99,7 +101,15 @@ class Draft:
         if replica.state in CAN_GO:
             self.room.leave(replica.model, replica.shards)
 
-    def add(self, kind: StepKind, replica: ReplicaRecord, reason: str, *, at_once: bool = False) -> None:
+    def add(
+        self,
+        kind: StepKind,
+        replica: ReplicaRecord,
+        reason: str,
+        *,
+        at_once: bool = False,
+        lost: Iterable[str] = (),
+    ) -> None:
         """A step on a replica that exists; the first rule that decides on it wins."""
         if replica.id in self.acted:
             return
@@ -115,6 +125,7 @@ class Draft:
                 replica=replica.id,
                 generation=replica.generation,
                 at_once=at_once,
+                lost=tuple(lost),
                 frees=sum(share.memory for shard in replica.shards for share in shard.devices),
             )
         )

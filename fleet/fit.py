@@ -54,9 +54,9 @@ class Judgement:
     """A ready node that could take it, the one with most free; empty where there is none just now."""
 
 
-def judge(state: FleetState, name: str, engine: Engine, need: ShardNeed) -> Judgement:
-    """Whether any member that offers the engine could run such a shard if it were empty; none is not a no."""
-    wanted = f"{name} needs {_need(need)}"
+def judge(state: FleetState, name: str, engine: Engine, need: ShardNeed, shards: int = 1) -> Judgement:
+    """Whether so many members that offer the engine could each run such a shard if empty; none at all is not a no."""
+    wanted = f"{name} needs {_need(need)}{f' on each of {shards} nodes' if shards > 1 else ''}"
     members = [node for node in state.nodes.values() if node.state is not NodeState.LOST]
     offering = offers(state, engine)
     if not offering:
@@ -65,6 +65,9 @@ def judge(state: FleetState, name: str, engine: Engine, need: ShardNeed) -> Judg
     fitting = [node for node in offering if _fits(node, need)]
     if not fitting:
         return Judgement(FitVerdict.DOES_NOT_FIT, f"{wanted} for one shard, {_largest(offering, need)}")
+    if len(fitting) < shards:
+        few = f"{len(fitting)} of the {len(offering)} nodes that offer {engine} could take a shard"
+        return Judgement(FitVerdict.DOES_NOT_FIT, f"{wanted}, {few}")
     free = room_of(state)
     ready = [node for node in fitting if node.state is NodeState.READY]
     best = max(ready, key=lambda node: (_free(node, need, free), node.id), default=None)

@@ -60,6 +60,8 @@ def spec_of(
         engine=engine,
         weights=weights,
         need=need,
+        shards=request.nodes,
+        pipeline_parallel=request.pipeline_parallel,
         replicas=request.replicas,
         priority=request.priority,
         constraints=request.constraints,
@@ -95,7 +97,7 @@ def request_of(spec: ModelSpec) -> JobRequest:
     if spec.request is not None:
         return spec.request.model_copy(update={"name": spec.name})
     same = {name: getattr(spec, name) for name in ModelRequest.model_fields if name in ModelSpec.model_fields}
-    return JobRequest.model_validate(same)
+    return JobRequest.model_validate({**same, "nodes": spec.shards})
 
 
 def _kept(request: JobRequest) -> JobRequest:

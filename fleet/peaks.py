@@ -21,6 +21,8 @@ class Run(Record):
     gpus: int = 0
     args: str = ""
     """A digest of the extra arguments, `digest_of`; empty: none."""
+    nodes: int = 1
+    """That its replica spanned: a shard of several takes its part only."""
     device: str = ""
     """The model of its GPUs; "cpu" for RAM."""
 

@@ -152,7 +152,7 @@ def _reap(draft: Draft) -> None:
             for name in lost:
                 if name in nodes:
                     draft.touch_node(name)
-            draft.add(StepKind.REAP, replica, f"{', '.join(lost)} is lost")
+            draft.add(StepKind.REAP, replica, f"{', '.join(lost)} is lost", lost=lost)
 
 
 def _retire(draft: Draft, model: ModelRecord) -> None:

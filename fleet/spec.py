@@ -65,6 +65,10 @@ class Engine(StrEnum):
     SGLANG = "sglang"
 
 
+SPANNING = frozenset({Engine.VLLM, Engine.SGLANG})
+"""Those that can spread one copy of a model over several nodes."""
+
+
 class Task(StrEnum):
     """What a model is asked for."""
 
@@ -92,6 +96,18 @@ def safe_id(name: str) -> str:
         return slug
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{slug}-{digest}" if slug else f"m-{digest}"
+
+
+def spread_fault(engine: Engine | None, nodes: int, gpus: int, stages: int) -> str:
+    """Why a model cannot be spread over so many nodes and stages, in a sentence; empty where it can."""
+    if engine is not None and engine not in SPANNING and (nodes > 1 or stages > 1):
+        able = " and ".join(sorted(SPANNING))
+        what = f"nodes: {nodes}" if nodes > 1 else f"pipeline_parallel: {stages}"
+        return f"{what}: {engine} runs on one node, and {able} on several: leave it out, or name one of them"
+    devices = nodes * max(1, gpus)
+    if devices % stages:
+        return f"pipeline_parallel: {stages} stages cannot share {devices} devices (nodes times GPUs) equally"
+    return ""
 
 
 class ModelFile(Record):
@@ -237,7 +253,12 @@ class ModelRequest(Typed):
     task: Task | None = None
     """What it is for; from its architecture where it is not given."""
     replicas: Annotated[int, Field(ge=0, le=1000), NotBool] = 1
+    nodes: Annotated[int, Field(ge=1, le=64), NotBool] = 1
+    """Nodes one replica spans, a shard on each; all of them or none."""
     gpus: Annotated[int, Field(ge=0, le=64), NotBool] = 0
+    """Of each shard."""
+    pipeline_parallel: Annotated[int, Field(ge=1, le=64), NotBool] = 1
+    """Stages the layers are spread over, one behind the other; each layer is split over the rest of the devices."""
     memory: Size | None = None
     """Bytes or text such as `12GiB`, for one shard on each device; replaces the estimate."""
     priority: Annotated[int, Field(ge=0, le=100)] = 50
@@ -254,6 +275,13 @@ class ModelRequest(Typed):
     """Whether the engine may run Python that came with the model; the node must allow it too."""
     start_deadline_s: Annotated[float, Field(gt=0)] = 600.0
     drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
+
+    @model_validator(mode="after")
+    def _can_be_spread(self) -> "ModelRequest":
+        wrong = spread_fault(self.engine, self.nodes, self.gpus, self.pipeline_parallel)
+        if wrong:
+            raise ValueError(wrong)
+        return self
 
 
 class JobRequest(ModelRequest):
@@ -279,6 +307,8 @@ class ModelSpec(Typed):
     need: ShardNeed
     shards: Annotated[int, Field(ge=1, le=64)] = 1
     """Nodes one replica spans, each with `need`: all of them or none."""
+    pipeline_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Stages the layers are spread over."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     priority: Annotated[int, Field(ge=0, le=100), NotBool] = 50
     constraints: Constraints = Constraints()

@@ -33,6 +33,8 @@ class Step(Record):
     """For those that end a replica: stopped without a drain, because it does not serve."""
     frees: int = 0
     """Bytes a victim gives back, on all its devices."""
+    lost: tuple[str, ...] = ()
+    """Of a reap: which of the replica's nodes are gone. What runs of it on others is stopped."""
     decision: Decision | None = None
     """Where it goes, or why nowhere, for the kinds that place."""
 

@@ -239,6 +239,7 @@ def _started_with(spec: ModelSpec) -> tuple[object, ...]:
         spec.weights.model_copy(update={"hub": ""}),  # another way to the same bytes is no other version
         spec.need,
         spec.shards,
+        spec.pipeline_parallel,
         spec.constraints,
         spec.context_length,
         spec.concurrency,

@@ -245,6 +245,11 @@ class AgentConfig(Section):
     """Whether engines may run Python that came with a model, where the model asks for it too."""
     hung_after_s: Annotated[float, Field(ge=1)] = 300.0
     """An engine that has requests and shows no progress for so long hangs, whatever its health says."""
+    interface: str = ""
+    """The network interface on which the engines of a gang talk; found by `address` where it is not given."""
+    rendezvous_s: Annotated[float, Field(ge=1)] = 60.0
+    """How long the shards of a gang wait for each other. All have engine and weights by then: what is left are the
+    ways to them, looks at their memory, and perhaps the restart of an agent, which takes ten seconds."""
     weights: WeightsConfig = WeightsConfig()
     lease: LeaseConfig = LeaseConfig()
     tracing: TracingConfig = TracingConfig()

@@ -26,8 +26,11 @@ from activities.node_contract import (
     NodeInput,
     PreflightRequest,
     PreflightResult,
+    PreparedShard,
     Report,
     Reported,
+    ReservedPort,
+    ReservePort,
     RunningShard,
     ShardChange,
     ShardHealth,
@@ -61,6 +64,7 @@ class LightNode:
         *,
         memory: int = 16 * GIB,
         start: Start = at_once,
+        prepare: Start = at_once,
         terms: LeaseTerms | None = None,
         cell: str = "main",
         url: str = "",
@@ -71,6 +75,7 @@ class LightNode:
         self.cell = cell
         self.url = url
         self.start = start
+        self.prepare = prepare
         self.terms = terms or LeaseTerms(heartbeat_timeout_s=2, grace_s=1)
         self.incarnation = uuid.uuid4().hex[:12]
         self.machine = ""
@@ -82,6 +87,8 @@ class LightNode:
             disk_free=50 * GIB,
         )
         self.running: dict[ShardRef, RunningShard] = {}
+        self.prepared: list[StartShard] = []
+        self.reserved: list[ReservePort] = []
         self.started: list[StartShard] = []
         self.stopped: list[ShardRef] = []
         self.drained: list[ShardRef] = []
@@ -95,7 +102,13 @@ class LightNode:
 
     async def __aenter__(self) -> "LightNode":
         for queue, calls in (
-            (contract.node_queue(self.name), [self.preflight, self.start_shard, self.drain_shard, self.stop_shard]),
+            (
+                contract.node_queue(self.name),
+                [
+                    *(self.preflight, self.prepare_shard, self.reserve_port),
+                    *(self.start_shard, self.drain_shard, self.stop_shard),
+                ],
+            ),
             (contract.lease_queue(self.name, self.incarnation), [self.attend]),
         ):
             worker = Worker(
@@ -177,6 +190,17 @@ class LightNode:
         endpoint = self.url or f"http://{self.name}/{request.shard.replica}"
         self.running[request.shard] = RunningShard(shard=request.shard, pid=1, endpoint=endpoint, ready=True)
         return StartedShard(shard=request.shard, node=self.name, pid=1, endpoint=endpoint, weights_outcome="local")
+
+    @activity.defn(name=node_contract.PREPARE_SHARD)
+    async def prepare_shard(self, request: StartShard) -> PreparedShard:
+        self.prepared.append(request)
+        await self.prepare(request)
+        return PreparedShard(shard=request.shard, node=self.name, weights_outcome="local")
+
+    @activity.defn(name=node_contract.RESERVE_PORT)
+    async def reserve_port(self, request: ReservePort) -> ReservedPort:
+        self.reserved.append(request)
+        return ReservedPort(address="127.0.0.1", port=21000 + len(request.avoid))
 
     async def _beat(self) -> None:
         while True:

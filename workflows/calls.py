@@ -39,6 +39,9 @@ from activities.node_contract import (
     LeaseTerms,
     PreflightRequest,
     PreflightResult,
+    PreparedShard,
+    ReservedPort,
+    ReservePort,
     StartedShard,
     StartShard,
     StoppedShard,
@@ -64,6 +67,14 @@ LONG_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30), maximum_attempts=6
 )
 """For transfers, which resume: a hub or a disk that is away for half a minute is waited for."""
+
+START_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=0.5),
+    maximum_interval=timedelta(seconds=5),
+    maximum_attempts=10,
+    non_retryable_error_types=[reason.value for reason in Reason],
+)
+"""Only a lost agent (heartbeat timeout) is tried again: a failure with a reason goes to Fleet, which decides."""
 
 HUB_WAIT_MAX_S = 1800.0
 """How long in all a job waits because a hub asks it to: hubs count requests in windows of minutes."""
@@ -201,6 +212,39 @@ async def preflight(node: str, request: PreflightRequest) -> PreflightResult:
     )
 
 
+async def prepare_shard(node: str, request: StartShard) -> PreparedShard:
+    """Weights and install of a shard of a gang: as long, and tried again, as a start."""
+    shard = request.shard
+    return await _run(
+        node_contract.PREPARE_SHARD,
+        request,
+        PreparedShard,
+        task_queue=contract.node_queue(node),
+        schedule_to_start_timeout=NODE_QUEUE_WAIT,
+        start_to_close_timeout=timedelta(days=1),
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=START_RETRY,
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        summary=_short(f"prepare {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
+    )
+
+
+async def reserve_port(node: str, request: ReservePort) -> ReservedPort:
+    """Looks at a thousand ports at most, each in microseconds: 20 s are long."""
+    return await _run(
+        node_contract.RESERVE_PORT,
+        request,
+        ReservedPort,
+        task_queue=contract.node_queue(node),
+        schedule_to_start_timeout=NODE_QUEUE_WAIT,
+        start_to_close_timeout=timedelta(seconds=20),
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=START_RETRY,
+        cancellation_type=ActivityCancellationType.TRY_CANCEL,
+        summary=_short(f"a port for the rendezvous of {request.shard.replica} on {node}"),
+    )
+
+
 async def start_shard(node: str, request: StartShard) -> StartedShard:
     """A day for weights and install; the engine's own deadline runs on the node.
 
@@ -215,13 +259,7 @@ async def start_shard(node: str, request: StartShard) -> StartedShard:
         schedule_to_start_timeout=NODE_QUEUE_WAIT,
         start_to_close_timeout=timedelta(days=1),
         heartbeat_timeout=HEARTBEAT,
-        # Only a lost agent (heartbeat timeout) is tried again: a failure with a reason goes to Fleet, which decides.
-        retry_policy=RetryPolicy(
-            initial_interval=timedelta(seconds=0.5),
-            maximum_interval=timedelta(seconds=5),
-            maximum_attempts=10,
-            non_retryable_error_types=[reason.value for reason in Reason],
-        ),
+        retry_policy=START_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=_short(f"start {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
     )

@@ -161,6 +161,8 @@ class ToReplica(Record):
 
     generation: int
     reason: str = ""
+    lost: tuple[str, ...] = ()
+    """Nodes that are gone, where that is what it tells."""
 
 
 class ShardNews(Record):

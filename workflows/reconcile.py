@@ -60,7 +60,7 @@ class Reconcile:
         signal = messages.SIGNAL_STOP if step.at_once else messages.SIGNAL_DRAIN
         if step.kind is StepKind.REAP:
             signal = messages.SIGNAL_NODE_GONE
-        command = ToReplica(generation=step.generation, reason=step.reason)
+        command = ToReplica(generation=step.generation, reason=step.reason, lost=step.lost)
         told = await calls.tell(replica_id(step.replica, cell), signal, command)
         if not told and step.kind is not StepKind.REAP and step.replica in plan.starts:
             # Its workflow is gone (somebody terminated it), but its engine may run: a new run stops it.

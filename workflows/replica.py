@@ -6,25 +6,26 @@ from typing import NamedTuple
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from activities import contract
 from activities.node_contract import (
     DrainShard,
     ShardRef,
-    StartedShard,
-    StartShard,
+    StartShards,
     StopShard,
 )
 from fleet.facts import ReplicaEvent
+from fleet.gangs import first_cause, may_be_echo
 from fleet.peaks import Measured
 from fleet.reasons import Failure, Reason
 from fleet.render import markdown
 from fleet.state import ReplicaState
 from workflows import calls, messages
+from workflows.gang import ECHO_S, Outcome, all_or_none, came_within, start_gang, start_shard
 from workflows.messages import Action, ReplicaInput, ShardNews, ToReplica
 from workflows.spans import ends, fail, searchable, shown, span, traceparent, within
 
@@ -35,8 +36,17 @@ STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
 STOP_AGAIN_S = 5.0
 """Between tries to stop a shard whose node does not answer; the end is a stop, or Fleet's word that it is lost."""
 
+STOP_REST_S = 20.0
+"""For what is left of a gang whose node is lost, on the nodes that live: they answer within a second, and what outlives
+KILL by 15 s is held against them."""
+REST_GRACE_S = 2.0
+"""Between TERM and KILL there: without its peer a shard has nothing to end well."""
+
 DRAIN_ONCE = "drain-once"
 """Patch: a drain that is said again is answered again, and not done again."""
+
+LET_GO = "let-go"
+"""Patch: a stop that is given up, because its node is lost, is not tried again."""
 
 
 class Command(NamedTuple):
@@ -54,8 +64,10 @@ class Replica:
     def __init__(self, input: ReplicaInput) -> None:
         self._input = input
         self._commands: deque[Command] = deque()
-        self._broken: Failure | None = None
+        self._broken: list[Failure] = []
+        """What its shards told that served, in the order it came."""
         self._gone = False
+        self._lost_nodes: tuple[str, ...] = ()
         self._trace = ""
         """traceparent of its start."""
         self._measured: Measured | None = None
@@ -90,19 +102,19 @@ class Replica:
         while failure is None:
             await workflow.wait_condition(self._has_news)
             if self._gone:
-                return self._lost()
-            if self._broken is not None:
-                failure = self._broken
+                return await self._lost()
+            if self._broken:
+                failure = await self._cause()
                 break
             command = self._commands.popleft()
             with within(command.context):
                 if command.name == messages.SIGNAL_STOP:
                     self._show(ReplicaState.STOPPING)
                     await self._stop_shards()
-                    return self._lost() if self._gone else self._event(None)
+                    return await self._lost() if self._gone else self._event(None)
                 await self._drain_shards()
         if self._gone:
-            return self._lost()
+            return await self._lost()
         await self._stop_shards()
         return self._event(ReplicaState.FAILED, failure=failure)
 
@@ -123,11 +135,7 @@ class Replica:
             start = self._input.start
             if start is None:
                 raise calls.failed(Failure(reason=Reason.INTERNAL, detail="a start without shards was asked for"))
-            tasks = [
-                asyncio.create_task(self._start_shard(node, shard))
-                for node, shard in zip(start.nodes, start.shards, strict=True)
-            ]
-            started, failure = await self._wait_for(tasks)
+            started, failure = await self._start_shards(start, starting)
             if failure is not None:
                 fail(starting, failure)
                 return failure
@@ -141,30 +149,26 @@ class Replica:
             await calls.tell_fleet(self._input.cell, event)
             return None
 
-    async def _wait_for(
-        self, tasks: list["asyncio.Task[StartedShard]"]
-    ) -> tuple[list[StartedShard] | None, Failure | None]:
-        """All shards started, or the first failure, or neither when a command interrupts; the rest is cancelled."""
-        try:
-            await workflow.wait_condition(
-                lambda: self._interrupted() or all(task.done() for task in tasks) or any(map(_has_failed, tasks))
-            )
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task, node in zip(tasks, self._nodes(), strict=True):
-            error = None if task.cancelled() else task.exception()
-            if error is not None and not self._interrupted():
-                return None, calls.failure_of(error, node=node)
-        if self._interrupted() or any(task.cancelled() for task in tasks):
-            return None, None
-        return [task.result() for task in tasks], None
+    async def _start_shards(self, start: StartShards, starting: Span) -> Outcome:
+        replica = self._input.replica
+        if not self._is_gang():
+            (node,), (shard,) = start.nodes, start.shards
+            started, failure = await all_or_none([node], [start_shard(replica, node, shard)], self._interrupted)
+            return Outcome(started, failure)
+        outcome = await start_gang(replica, start, starting, lambda: self._interrupted() or bool(self._broken))
+        if self._broken and not self._interrupted():
+            return Outcome(None, await self._cause())  # one that was ready has ended while the others were not
+        return outcome
 
-    async def _start_shard(self, node: str, shard: StartShard) -> StartedShard:
-        attributes = {"llmgw.node": node, "llmgw.replica": self._input.replica}
-        with span("send start", attributes, kind=SpanKind.PRODUCER):
-            return await calls.start_shard(node, shard)
+    async def _cause(self) -> Failure:
+        """Why it broke. Of a gang the cause may be told later than its echo."""
+
+        def told() -> bool:
+            return self._gone or len(self._broken) == len(self._nodes()) or not all(map(may_be_echo, self._broken))
+
+        if self._is_gang() and not told():
+            await came_within(ECHO_S, told, "whether a peer tells the cause")
+        return first_cause(self._broken)
 
     # -- drain and stop -----------------------------------------------------------------------------------------------
 
@@ -178,7 +182,7 @@ class Replica:
         deadline = self._input.start.drain_deadline_s if self._input.start is not None else 0.0
         drains = [
             calls.drain_shard(node, DrainShard(shard=self._ref(rank), deadline_s=deadline))
-            for rank, node in enumerate(self._nodes())
+            for rank, node in enumerate(self._nodes()[:1])  # of a gang, rank 0 alone takes requests
         ]
         left = 0
         for ended in await asyncio.gather(*drains, return_exceptions=True):
@@ -188,26 +192,35 @@ class Replica:
             elif isinstance(ended, BaseException):
                 raise ended
             else:
-                left = max(left, ended.left_in_flight)  # all shards of a gang work on the same requests
+                left = ended.left_in_flight
         self._drained = left
         self._show(ReplicaState.DRAINED)
         await calls.tell_fleet(self._input.cell, self._event(ReplicaState.DRAINED, left_in_flight=left))
 
     async def _stop_shards(self) -> None:
         """Stop every shard, for as long as it takes: a shard that may run still holds its memory."""
-        stops = [asyncio.create_task(self._stop_shard(rank, node)) for rank, node in enumerate(self._nodes())]
+        grace = REST_GRACE_S if self._gone else None
+        stops = {node: asyncio.create_task(self._stop_shard(rank, node, grace)) for rank, node in self._ranks()}
         try:
-            await workflow.wait_condition(lambda: self._gone or all(stop.done() for stop in stops))
+            await workflow.wait_condition(lambda: self._gone or all(stop.done() for stop in stops.values()))
+            if self._gone and self._is_gang():
+                rest = [stop for node, stop in stops.items() if node not in self._lost_nodes]
+                await came_within(STOP_REST_S, lambda: all(stop.done() for stop in rest), "stops on nodes that live")
         finally:
-            for stop in stops:
+            for stop in stops.values():
                 stop.cancel()
-            await asyncio.gather(*stops, return_exceptions=True)
+            await asyncio.gather(*stops.values(), return_exceptions=True)
 
-    async def _stop_shard(self, rank: int, node: str) -> None:
+    async def _stop_shard(self, rank: int, node: str, grace_s: float | None) -> None:
+        request = StopShard(shard=self._ref(rank))
+        if grace_s is not None:
+            request = request.model_copy(update={"grace_s": grace_s})
         while True:
             try:
-                stopped = await calls.stop_shard(node, StopShard(shard=self._ref(rank)))
+                stopped = await calls.stop_shard(node, request)
             except ActivityError as error:
+                if is_cancelled_exception(error) and workflow.patched(LET_GO):
+                    return
                 workflow.logger.warning("stop of %s: %s", self._input.replica, calls.failure_of(error).line)
                 await workflow.sleep(STOP_AGAIN_S, summary=f"{node} did not stop {self._input.replica}: again"[:190])
             else:
@@ -242,6 +255,7 @@ class Replica:
         """Fleet took the replica from its node: nothing there is waited for."""
         if command.generation == self._input.generation:
             self._gone = True
+            self._lost_nodes = command.lost
 
     @workflow.signal(name=messages.SIGNAL_SUPERSEDED)
     def superseded(self, command: ToReplica) -> None:
@@ -252,13 +266,13 @@ class Replica:
     @workflow.signal(name=messages.SIGNAL_SHARD_CHANGED)
     def shard_changed(self, news: ShardNews) -> None:
         """A shard that served no longer does. One shard's death ends the replica."""
-        if news.change.shard.generation == self._input.generation and self._broken is None:
-            self._broken = news.change.failure
+        if news.change.shard.generation == self._input.generation:
+            self._broken.append(news.change.failure)
 
     # -- small things -------------------------------------------------------------------------------------------------
 
     def _has_news(self) -> bool:
-        return self._gone or self._broken is not None or bool(self._commands)
+        return self._gone or bool(self._broken or self._commands)
 
     def _interrupted(self) -> bool:
         return self._gone or any(command.name == messages.SIGNAL_STOP for command in self._commands)
@@ -266,11 +280,20 @@ class Replica:
     def _nodes(self) -> list[str]:
         return [shard.node for shard in self._input.shards]
 
+    def _ranks(self) -> list[tuple[int, str]]:
+        return list(enumerate(self._nodes()))
+
+    def _is_gang(self) -> bool:
+        return len(self._input.shards) > 1
+
     def _ref(self, rank: int) -> ShardRef:
         return ShardRef(replica=self._input.replica, generation=self._input.generation, rank=rank)
 
-    def _lost(self) -> ReplicaEvent:
-        nodes = ", ".join(self._nodes())
+    async def _lost(self) -> ReplicaEvent:
+        """Its end without a word from a node; what is left of a gang on others is stopped, for it serves nobody."""
+        if self._is_gang():
+            await self._stop_shards()
+        nodes = ", ".join(self._lost_nodes or self._nodes())
         return self._event(ReplicaState.FAILED, failure=Failure(reason=Reason.NODE_LOST, detail=f"{nodes} is lost"))
 
     def _event(
@@ -301,7 +324,3 @@ class Replica:
             f"**{markdown(self._input.model)}** generation {self._input.generation} on {where} is {state}{cause}"
             f"{shown(self._trace)}"
         )
-
-
-def _has_failed(task: "asyncio.Task[StartedShard]") -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)

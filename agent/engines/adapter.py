@@ -92,14 +92,21 @@ class Launch:
     """Whether it may run Python that stands beside the weights."""
     key: str = field(default="", repr=False)
     """What it asks of its clients; "": nothing. Reaches it by its environment, never on a command line."""
+    pipeline: int = 1
+    """Stages the layers are spread over."""
     gang: Gang | None = None
     """None: one shard is the whole replica."""
     traces: Traces | None = None
     """None: it makes no spans."""
 
     @property
-    def parallel(self) -> int:
-        """Over how many devices each layer is split: all those of the replica; a node without a GPU is one."""
+    def tensor_parallel(self) -> int:
+        """Over how many devices each layer is split."""
+        return self.devices // self.pipeline
+
+    @property
+    def devices(self) -> int:
+        """All those of the replica; a node without a GPU is one."""
         return max(1, len(self.gpus)) * (self.gang.nodes if self.gang is not None else 1)
 
 

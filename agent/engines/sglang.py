@@ -29,7 +29,7 @@ DYNAMIC_SHARE = 0.05
 
 def static_memory(launch: Launch) -> int:
     """Bytes on each GPU for weights and KV cache: what is reserved, less what comes and goes with the requests."""
-    dynamic = DYNAMIC + int(DYNAMIC_SHARE * launch.weights_size / len(launch.gpus))
+    dynamic = DYNAMIC + int(DYNAMIC_SHARE * launch.weights_size / launch.devices)
     return max(launch.memory - dynamic, launch.memory // 2)  # a small reservation was made by hand: half of it each
 
 
@@ -68,8 +68,10 @@ class SgLang:
             str(launch.concurrency),
             "--enable-metrics",
         ]
-        if launch.parallel > 1 or launch.gpus:
-            command += ["--tensor-parallel-size", str(launch.parallel)]
+        if launch.devices > 1 or launch.gpus:
+            command += ["--tensor-parallel-size", str(launch.tensor_parallel)]
+        if launch.pipeline > 1:
+            command += ["--pipeline-parallel-size", str(launch.pipeline)]
         if launch.gpus:
             # of what is free as it starts, others' memory left out
             command += ["--mem-fraction-static", fraction(static_memory(launch), launch.gpu_free)]

@@ -73,15 +73,17 @@ class Vllm:
             "--shutdown-timeout",
             "5",
         ]
-        if launch.parallel > 1 or launch.gpus:
-            command += ["--tensor-parallel-size", str(launch.parallel)]
+        if launch.devices > 1 or launch.gpus:
+            command += ["--tensor-parallel-size", str(launch.tensor_parallel)]
+        if launch.pipeline > 1:
+            command += ["--pipeline-parallel-size", str(launch.pipeline)]
         if launch.gpus:
             # of all the GPU has: vLLM leaves out of the sum what others hold on it
             command += ["--gpu-memory-utilization", fraction(launch.memory, launch.gpu_total)]
         else:
             # compiling takes half a minute of each cold start on a CPU and gains little there
             command += ["--enforce-eager"]
-            weights = launch.weights_size // max(1, launch.parallel)
+            weights = launch.weights_size // launch.devices
             cache = launch.memory - weights - VLLM_CPU_PROCESSES
             command += ["--kv-cache-memory-bytes", str(max(MIN_CPU_CACHE, cache))]
         if launch.trust_remote_code:

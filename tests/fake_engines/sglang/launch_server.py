@@ -33,6 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cuda-graph-max-bs", type=int, default=0)
     parser.add_argument("--mem-fraction-static", type=float)
     parser.add_argument("--tensor-parallel-size", "--tp-size", type=int, default=1)
+    parser.add_argument("--pipeline-parallel-size", "--pp-size", type=int, default=1)
     parser.add_argument("--dist-init-addr", "--nccl-init-addr")
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
