@@ -9,15 +9,18 @@ import pytest
 from agent.engines import ADAPTERS
 from agent.engines.adapter import Gang, Launch
 from fleet.check import examine
-from fleet.fit import Estimate, FitVerdict, estimate, judge, shape_from_config
+from fleet.estimate import Estimate, estimate
+from fleet.fit import FitVerdict, judge
 from fleet.gangs import first_cause
 from fleet.inputs import read_request, request_of, spec_of, updated
 from fleet.reasons import Failure, Reason, RefusedError, StepError
+from fleet.shape_config import shape_from_config
 from fleet.spec import Engine, Format, JobRequest, ModelSpec, ShardNeed, spread_fault
 from fleet.state import EngineOffer, FleetState
 from fleet.wishes import apply
 from tests.fleets import GIB, fleet, inventory, spec, weights
-from tests.test_fit import QWEN, SMOLLM2
+from tests.headers import QWEN
+from tests.test_estimate import SMOLLM2
 
 ON_ONE = "runs on one node, and sglang and vllm on several: leave it out, or name one of them"
 
