@@ -28,6 +28,8 @@ from tests.waiting import until
 MIB = 1024**2
 TENTH = 0.1
 CONTEXT, SLOTS = 4096, 2
+PROMPT = 256
+"""Tokens."""
 
 
 def weights_in(directory: Path, format: Format, entry: str = "") -> Weights:
@@ -120,14 +122,15 @@ async def test_llamacpp_holds_what_was_estimated(architecture: str, real_engine:
     assert close(expected.total, measured), f"{expected} is {expected.total / measured:.3f} of {measured:,}"
 
 
+@pytest.mark.timeout(600)  # its start alone takes twenty seconds on a quiet machine, and minutes on a busy one
 @pytest.mark.parametrize("kind", CONFIGS)
 async def test_vllm_holds_what_was_estimated(kind: str, real_vllm: Path, tmp_path: Path) -> None:
     weights = weights_in(make_checkpoint(tmp_path / "model", kind), Format.SAFETENSORS)
     expected = estimated(weights, Engine.VLLM)
     async with serving(Engine.VLLM, real_vllm, weights, expected.total, (), tmp_path / "log", 600) as (process, url):
-        await fill(url, 1000)
+        await fill(url, PROMPT)
         measured = held(process)
     # Of its cache it has touched what the prompts filled, and no more.
     per_token = expected.kv_cache // (CONTEXT * SLOTS)
-    touched = expected.total - expected.kv_cache + per_token * 1000 * SLOTS
+    touched = expected.total - expected.kv_cache + per_token * PROMPT * SLOTS
     assert close(touched, measured), f"{expected}: {touched:,} is {touched / measured:.3f} of {measured:,}"
