@@ -38,6 +38,8 @@ STICKY_TIMEOUT = timedelta(seconds=1)
 """After a kill, workflow tasks wait this long for the dead worker's cache before another worker gets them."""
 
 CONNECT_AGAIN_S = 2.0
+SPANS_END_S = 5.0
+"""The SDK's own flush has no end while a collector takes and does not answer."""
 
 log = logging.getLogger("llmgw.worker")
 
@@ -120,7 +122,7 @@ def main() -> int:
     try:
         asyncio.run(run(config, keys))
     finally:
-        shut_down()
+        tracing.bounded(shut_down, SPANS_END_S)
         close_metrics()
     return 0
 

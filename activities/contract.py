@@ -174,6 +174,9 @@ class SmokeResult(Record):
     """Of an embedding or a ranking, those it read."""
     tokens_per_second: float
     task: Task = Task.GENERATE
+    prompt_tokens: int = 0
+    served_as: str = ""
+    """The model that the engine says it is."""
 
 
 # -- Fleet ------------------------------------------------------------------------------------------------------------

@@ -61,15 +61,21 @@ class Smoke:
             raise _failed(request, f"answered 200 with something else than {what}: {_start(response)}") from error
         if not text:
             raise _failed(request, f"answered 200 with an empty text: {_start(response)}")
-        tokens = usage.get(counted) if isinstance(usage, Mapping) else 0
-        count = tokens if isinstance(tokens, int) else 0
+        count = _count(usage, counted)
         return SmokeResult(
             answer=text,
             seconds=seconds,
             completion_tokens=count,
             tokens_per_second=count / max(seconds, 1e-6),
             task=request.task,
+            prompt_tokens=_count(usage, "prompt_tokens"),
+            served_as=str(answer.get("model") or ""),
         )
+
+
+def _count(usage: object, name: str) -> int:
+    tokens = usage.get(name) if isinstance(usage, Mapping) else 0
+    return tokens if isinstance(tokens, int) else 0
 
 
 def _question(request: SmokeRequest) -> tuple[str, dict[str, Any]]:

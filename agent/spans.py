@@ -52,6 +52,6 @@ def _fail(span: Span, error: BaseException) -> Reason:
         reason, detail = Reason.CANCELLED, "cancelled"  # left alone, it would look like a success
     else:
         reason, detail = Reason.INTERNAL, f"{type(error).__name__}: {error}"
-    span.set_attribute("llmgw.reason", reason.value)
+    span.set_attributes({"llmgw.reason": reason.value, "error.type": reason.value})
     span.set_status(Status(StatusCode.ERROR, detail))
     return reason

@@ -26,6 +26,9 @@ from runtime.process import run_and_exit
 DRAIN_S = 5
 """How long answers under way may take after SIGTERM."""
 
+SPANS_END_S = 5.0
+"""The SDK's own flush has no end while a collector takes and does not answer."""
+
 log = logging.getLogger("gateway")
 
 
@@ -56,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with listener:
             asyncio.run(_serve(config, keys, listener))
     finally:
-        flush()
+        tracing.bounded(flush, SPANS_END_S)
         close_metrics()
     return 0
 

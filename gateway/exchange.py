@@ -3,8 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span
 
@@ -16,8 +14,11 @@ OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
 }
 """`gen_ai.operation.name` by path; other paths are other things, such as a tokenizer's."""
+
+USAGE = {"input": "gen_ai.usage.input_tokens", "output": "gen_ai.usage.output_tokens"}
 
 TAIL = 4096
 """Bytes kept of an answer's end, and of its beginning: engines state usage last, and the model first or last."""
@@ -111,14 +112,7 @@ class Exchange:
         if self.answer.streamed:
             FIRST.record(self.answer.first_at - self._began, model)
         for kind, count in self.answer.usage().items():
-            span.set_attribute(f"gen_ai.usage.{kind}_tokens", count)
+            span.set_attribute(USAGE[kind], count)
             TOKENS.record(count, {**model, "gen_ai.token.type": kind})
         if answered := self.answer.model():
             span.set_attribute("gen_ai.response.model", answered)
-
-
-def server_of(endpoint: str) -> Mapping[str, str | int]:
-    """`server.address` and `server.port` of an engine's URL."""
-    parts = urlsplit(endpoint)
-    port = {"server.port": parts.port} if parts.port is not None else {}
-    return {"server.address": parts.hostname or endpoint, **port}

@@ -10,10 +10,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import Receive, Send
 
 from activities.contract import Route
+from fleet.endpoints import server_of
 from gateway.balance import Balance
 from gateway.client import unless_gone
 from gateway.errors import GatewayError, UnreachableError, UpstreamError
-from gateway.exchange import Answer, server_of
+from gateway.exchange import Answer
 from runtime.engine_keys import EngineAuth, EngineKeys
 
 CONNECT_S = 3.0

@@ -5,6 +5,7 @@ busy event loop does not delay it. Nothing else imports the SDK's metrics or the
 """
 
 import logging
+import os
 from collections.abc import Callable
 
 import prometheus_client
@@ -20,8 +21,7 @@ from runtime.temporal_numbers import ROOM, TemporalNumbers
 
 log = logging.getLogger("llmgw.metrics")
 
-MOST_SERIES = 2_000
-"""Of one number, OpenTelemetry's own limit: beyond it they are counted together."""
+INTERNAL = "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"
 
 
 def install(
@@ -37,6 +37,8 @@ def install(
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=logging_config, metrics=buffer)))
     if buffer is None:
         return lambda: None
+    # The SDK's own numbers, such as spans that a full queue dropped; it reads the switch when a tracer is made.
+    os.environ.setdefault(INTERNAL, "true")
     registry = CollectorRegistry()
     provider = make_provider(registry, resource)
     metrics.set_meter_provider(provider)

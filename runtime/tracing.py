@@ -34,7 +34,7 @@ def install(config: TracingConfig, service: str, *, instance: str = "") -> Calla
     """Make this process's spans go where `config` says; off leaves the no-op provider in place.
 
     `service` is `service.name` where the config names none; `instance` is `service.instance.id`, such as the node.
-    Returns what to call before the process ends: it exports what is left, waiting at most five seconds.
+    Returns what to call before the process ends: it exports what is left. `bounded` says how long that may take.
     """
     if not config.enabled:
         return lambda: None

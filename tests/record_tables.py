@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from fleet.attributes import ATTRIBUTES
 from fleet.metrics import METRICS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -31,7 +32,12 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-TABLES = {"metrics.md": metrics_table}
+def attributes_table() -> str:
+    """Every attribute of a span."""
+    return table(("attribute", "meaning"), ((f"`{name}`", meaning) for name, meaning in ATTRIBUTES.items()))
+
+
+TABLES = {"metrics.md": metrics_table, "tracing.md": attributes_table}
 
 
 def remade(text: str, made: str) -> str:

@@ -19,8 +19,9 @@ from temporalio.runtime import (
 )
 
 from activities import fleet_gauges
+from fleet.endpoints import server_of
 from fleet.metrics import METRICS, Kind, Metric
-from gateway.exchange import Answer, server_of
+from gateway.exchange import Answer
 from runtime import metrics
 from runtime.config import MetricsConfig
 from runtime.temporal_numbers import TemporalNumbers, bounded

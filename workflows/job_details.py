@@ -1,6 +1,7 @@
 """What a job says beside its steps, from what the calls returned: pure."""
 
-from activities.contract import MirrorResult, SmokeResult
+from activities.contract import MirrorResult, SmokeRequest, SmokeResult
+from fleet.endpoints import server_of
 from fleet.render import duration, size
 from fleet.spec import ResolvedModel, Task
 from fleet.wishes import Applied
@@ -39,6 +40,24 @@ def smoke_detail(result: SmokeResult) -> str:
     speed = f"in {duration(result.seconds)}, {result.tokens_per_second:.0f} tokens/s"
     what = f"{result.completion_tokens} tokens" if result.task is Task.GENERATE else result.answer
     return f"{what} {speed}"
+
+
+def smoke_question(request: SmokeRequest) -> dict[str, str | int]:
+    """The span's attributes, as the conventions for generative AI name them."""
+    operation = {Task.GENERATE: "chat", Task.EMBED: "embeddings", Task.RERANK: "rerank"}[request.task]
+    asked = {"gen_ai.operation.name": operation, "gen_ai.request.model": request.model}
+    return {**asked, **server_of(request.endpoint)}
+
+
+def smoke_answer(result: SmokeResult) -> dict[str, str | int]:
+    """The same of the answer: what the engine stated."""
+    made = result.completion_tokens if result.task is Task.GENERATE else 0
+    stated: dict[str, str | int] = {
+        "gen_ai.response.model": result.served_as,
+        "gen_ai.usage.input_tokens": result.prompt_tokens,
+        "gen_ai.usage.output_tokens": made,
+    }
+    return {name: value for name, value in stated.items() if value}
 
 
 def endpoint_of(status: ModelStatus) -> str:

@@ -34,7 +34,15 @@ from fleet.trace_ids import trace_id_of
 from fleet.wishes import Applied
 from workflows import calls, messages
 from workflows.fleet_line import FleetLine
-from workflows.job_details import applied_detail, endpoint_of, mirrored_detail, resolved_detail, smoke_detail
+from workflows.job_details import (
+    applied_detail,
+    endpoint_of,
+    mirrored_detail,
+    resolved_detail,
+    smoke_answer,
+    smoke_detail,
+    smoke_question,
+)
 from workflows.messages import Answer, Ask, AskKind, ModelStatus, Phase
 from workflows.numbers import count
 from workflows.placement_wait import PlacementWait
@@ -260,7 +268,10 @@ class ModelJob:
             self._steps.skip("smoke test", "no replica is wanted")
             return None
         with self._steps.run("smoke test") as step:
-            result = await calls.smoke_test(SmokeRequest(endpoint=endpoint, model=self._name, task=task))
+            request = SmokeRequest(endpoint=endpoint, model=self._name, task=task)
+            step.span.set_attributes(smoke_question(request))
+            result = await calls.smoke_test(request)
+            step.span.set_attributes(smoke_answer(result))
             step.say(smoke_detail(result))
             return result
 

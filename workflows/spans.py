@@ -78,7 +78,7 @@ def instant(name: str, attributes: Mapping[str, AttributeValue]) -> None:
 
 def fail(failed: Span, failure: Failure) -> None:
     """Mark a span as an error with its cause."""
-    failed.set_attribute("llmgw.reason", failure.reason.value)
+    failed.set_attributes({"llmgw.reason": failure.reason.value, "error.type": failure.reason.value})
     failed.set_status(Status(StatusCode.ERROR, failure.line))
 
 
