@@ -36,7 +36,9 @@ Gpus = Annotated[
     ),
 ]
 Ram = Annotated[str | None, typer.Option(metavar="SIZE", help="RAM of a machine on paper, such as 64GiB.")]
-Nodes = Annotated[int | None, typer.Option(help="How many such machines on paper.")]
+Nodes = Annotated[
+    int | None, typer.Option(help="How many such machines on paper; without any, nodes that one replica spans.")
+]
 
 COLUMNS = ("PART", "SIZE", "FROM")
 
@@ -62,10 +64,10 @@ def check(
 
     Example: ctl model check Qwen/Qwen2.5-7B-Instruct --gpus 1x24GiB --context-length 8192
     """
-    on_paper = {"gpus": gpus if gpus and not gpus.isdecimal() else None, "ram": ram, "nodes": nodes}
-    paper = {key: value for key, value in on_paper.items() if value is not None}
-    if nodes is not None and len(paper) == 1:
-        raise typer.BadParameter("--nodes needs machines on paper: say --gpus such as 2x80GiB, or --ram")
+    machines = {"gpus": gpus if gpus and not gpus.isdecimal() else None, "ram": ram}
+    paper = {key: value for key, value in machines.items() if value is not None}
+    if paper and nodes is not None:
+        paper["nodes"] = str(nodes)
     given = {
         "repo": checked_repo(repo),
         "name": name,
@@ -78,6 +80,7 @@ def check(
         "args": tuple(argument or ()) or None,
         "trust_remote_code": trust_remote_code,
         "paper": paper or None,
+        "nodes": nodes if not paper else None,
     }
     try:
         wish = CheckWish.model_validate({key: value for key, value in given.items() if value is not None})

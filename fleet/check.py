@@ -98,33 +98,13 @@ def examine(shape: ModelShape, weights: Weights, wish: ModelRequest, state: Flee
 def examine_on_paper(shape: ModelShape, weights: Weights, wish: ModelRequest, state: FleetState) -> CheckResult:
     """As `examine`, of empty machines; where they have GPUs and no number is asked for, the smallest that fits."""
     most = max((gpus_of(node) for node in state.nodes.values()), default=0)
-    if wish.gpus or wish.memory is not None or not most:
+    if wish.gpus or wish.nodes > 1 or wish.memory is not None or not most:
         return examine(shape, weights, wish, state)
     first = examine(shape, weights, wish.model_copy(update={"gpus": 1}), state)
     found = first.parallelism
     if first.verdict is FitVerdict.FITS or found is None:
         return first
-    if found.nodes == 1:
-        return examine(shape, weights, wish.model_copy(update={"gpus": found.gpus}), state)
-    parts = estimate(
-        shape,
-        first.engine,
-        context_length=first.context_length,
-        concurrency=wish.concurrency,
-        gpus=found.gpus,
-        nodes=found.nodes,
-        args=wish.args,
-    )
-    name = wish.name or (default_name(parse_repo(wish.repo)) if wish.repo else weights.model_id)
-    update = {
-        "verdict": FitVerdict.FITS,
-        "sentence": f"{name} fits on {found.sentence}",
-        "need": first.need.model_copy(update={"gpus": found.gpus, "memory": found.memory}),
-        "estimate": parts if isinstance(parts, Estimate) else None,
-        "nodes": found.nodes,
-        "reason": None,
-    }
-    return first.model_copy(update=update)
+    return examine(shape, weights, wish.model_copy(update={"gpus": found.gpus, "nodes": found.nodes}), state)
 
 
 def refusal(result: CheckResult) -> StepError | None:

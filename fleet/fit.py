@@ -36,12 +36,13 @@ class Parallelism(Record):
 
     @property
     def sentence(self) -> str:
-        """`2 GPUs with 43 GiB each (1 node has them)`."""
+        """`2 GPUs with 43 GiB each (1 node has that): --gpus 2`."""
         gpus = f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} with {size(self.memory)}"
         each = " each" if self.gpus > 1 else ""
         over = f" on each of {self.nodes} nodes" if self.nodes > 1 else ""
         have = "1 node has" if self.fits == 1 else f"{self.fits} nodes have"
-        return f"{gpus}{each}{over} ({have} that)"
+        flags = f"--gpus {self.gpus}" + (f" --nodes {self.nodes}" if self.nodes > 1 else "")
+        return f"{gpus}{each}{over} ({have} that): {flags}"
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def test_more_nodes_only_where_one_is_too_small() -> None:
     assert found is not None
     assert (found.gpus, found.nodes, found.fits) == (2, 2, 3)
     assert found.sentence.startswith("2 GPUs with ")
-    assert found.sentence.endswith(" each on each of 2 nodes (3 nodes have that)")
+    assert found.sentence.endswith(" each on each of 2 nodes (3 nodes have that): --gpus 2 --nodes 2")
     assert parallelism(SEVENTY, *((48 * GIB,) * 2,) * 3, engine=Engine.LLAMACPP) is None, "it spans no nodes"
 
 

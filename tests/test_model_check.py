@@ -104,7 +104,8 @@ async def test_on_paper_the_smallest_number_of_gpus_is_found(desk: Desk, tmp_pat
 
     over = await desk.check({"repo": repo, "paper": {"gpus": "2x48GiB", "nodes": 2}})
     assert (over.check.verdict, over.check.nodes, over.check.need.gpus) == (FitVerdict.FITS, 2, 2)
-    assert over.sentence.startswith("big-70b fits on 2 GPUs with ")
+    assert over.sentence.startswith("big-70b needs 2 GPUs with ")
+    assert " each on each of 2 nodes; fits 2 of 2 nodes (" in over.sentence
 
     small = await desk.check({"repo": repo, "paper": {"gpus": "1x24GiB", "ram": "64GiB"}})
     assert (small.check.verdict, small.check.reason) == (FitVerdict.DOES_NOT_FIT, Reason.DOES_NOT_FIT)
