@@ -16,7 +16,7 @@ import pytest
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 
-from activities.contract import JobState
+from activities.contract import CONTROL_QUEUE, MODEL_CHECK_WORKFLOW, CheckReport, JobState
 from fleet.reasons import Reason
 from tests.conftest import temporal_binary
 from tests.fleets import GIB
@@ -69,9 +69,22 @@ async def test_serve_chat_and_remove(running: System) -> None:
     assert (await again.result()).replicas == result.replicas
     assert (await running.status(again)).steps[1].detail.startswith("already mirrored")
 
+    reserved = state.models["tiny"].spec.need.memory
     await (await running.job({"kind": "remove", "name": "tiny"})).result()
     assert [process for process in engines if process.is_running()] == []
-    assert (await running.state()).replicas == {}
+    after = await running.state()
+    assert after.replicas == {}
+
+    (measured,) = after.peaks
+    assert 0.8 * reserved < measured.peak <= reserved, "one run of both replicas, within the estimate"
+    wish = {"repo": f"file:{running.model}", "name": "tiny", "context_length": 512, "concurrency": 2}
+    report: CheckReport = await running.client.execute_workflow(
+        MODEL_CHECK_WORKFLOW, wish, id="check/tiny", task_queue=CONTROL_QUEUE, result_type=CheckReport
+    )
+    assert (report.check.measured, report.check.candidate) == (measured.peak, "n1")
+    assert report.check.need.memory < reserved
+    assert report.preflight is not None
+    assert report.preflight.engine_installed
 
 
 async def test_the_temporal_cli_is_a_door(running: System) -> None:
