@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench import packing, placement, transfer
+from bench import packing, placement, tracing, transfer
 from bench.fleets import GIB, Packing
 from fleet.state import CPU, FleetState
 
@@ -89,3 +89,11 @@ def test_transfers_are_measured_against_the_plain_way(capsys: pytest.CaptureFixt
     assert all(one["ours"] > 0 and one["ratio"] == one["ours"] / one["plain"] for one in found["races"])
     assert 0 < found["memory"] < transfer.MEMORY_GOAL
     assert list(tmp_path.iterdir()) == []
+
+
+def test_jobs_with_and_without_tracing_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    tracing.main(["--jobs", "1", "--rounds", "1", "--seconds", "0", "--json"])
+    [cost] = printed(capsys)
+    assert cost["name"] == "a job on a node without engine"
+    assert cost["on"] > 0
+    assert cost["ratio"] == cost["on"] / cost["off"]
