@@ -29,7 +29,7 @@ AT_ONCE = 8
 READ_AHEAD = 1024**2
 """Bytes asked for at once from a source: a header is read in many small pieces."""
 READ_TIMEOUT_S = 60.0
-"""Of one piece: longer than the patience of the sources themselves."""
+"""Of one piece: twice what a source waits for one answer, and well within what the check may take."""
 
 
 class Files(Protocol):
@@ -92,7 +92,13 @@ class _SourceReader:
         done = 0
         while done < length:
             piece = self._source.read(self._file, offset + done, view[done:])
-            done += asyncio.run_coroutine_threadsafe(piece, self._loop).result(READ_TIMEOUT_S)
+            reading = asyncio.run_coroutine_threadsafe(piece, self._loop)
+            try:
+                done += reading.result(READ_TIMEOUT_S)
+            except TimeoutError as error:
+                reading.cancel()
+                late = f"{self._source.name} gave nothing of {self._file.path} for {READ_TIMEOUT_S:.0f} s"
+                raise StepError(Reason.HUB_UNREACHABLE, late) from error
         return bytes(buffer)
 
 
