@@ -69,4 +69,5 @@ async def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--metrics-port", type=int, required=True)
     asyncio.run(main(parser.parse_args()))

@@ -43,5 +43,6 @@ async def main(path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--metrics-port", type=int, required=True)
     parser.add_argument("--stop-engines", action="store_true", required=True)
     asyncio.run(main(parser.parse_args().config))

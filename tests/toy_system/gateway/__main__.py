@@ -15,6 +15,7 @@ class Health(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--metrics-port", type=int, required=True)
     parser.add_argument("--port", type=int, required=True)
     with ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Health) as server:
         server.serve_forever()
