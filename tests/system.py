@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -52,9 +53,17 @@ class System:
         self._spawn(name, [sys.executable, str(ROOT / "worker.py"), "--config", str(path)])
 
     def start_agent(
-        self, node: str, *, tracing: bool = True, endpoint: str = "", flags: tuple[str, ...] = (), **settings: Any
+        self,
+        node: str,
+        *,
+        tracing: bool = True,
+        endpoint: str = "",
+        flags: tuple[str, ...] = (),
+        within: tuple[str, ...] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
+        **settings: Any,
     ) -> None:
-        """`endpoint` takes its spans too, by OTLP over HTTP."""
+        """`endpoint` takes its spans too, by OTLP over HTTP; `within` is a command that runs it, in a namespace."""
         offset = 10 * sum(name.startswith("n") for name in self.processes)
         config = {
             "node": node,
@@ -72,7 +81,7 @@ class System:
             **settings,
         }
         path = self.write(f"{node}.yaml", config)
-        self._spawn(node, [sys.executable, "-m", "agent", "--config", str(path), *flags])
+        self._spawn(node, [*within, sys.executable, "-m", "agent", "--config", str(path), *flags], variables)
 
     def start_gateway(self, port: int, *, metrics: dict[str, Any] | None = None, **settings: Any) -> None:
         more = {"metrics": metrics} if metrics is not None else {}
@@ -84,8 +93,8 @@ class System:
         path.write_text(yaml.safe_dump(config))
         return path
 
-    def _spawn(self, name: str, command: list[str]) -> None:
-        environment = {**os.environ, "TEMPORAL_ADDRESS": self.address, "PYTHONPATH": str(ROOT)}
+    def _spawn(self, name: str, command: list[str], variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        environment = {**os.environ, "TEMPORAL_ADDRESS": self.address, "PYTHONPATH": str(ROOT), **variables}
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, cwd=self.home, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL

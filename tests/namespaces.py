@@ -1,0 +1,113 @@
+"""Network namespaces as machines of their own: each with one address on a bridge, whose own address is this host's.
+
+Needs root and iproute2. `broken` says why they cannot be had here.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+NETWORK = "10.213.7"
+"""Of the private ranges; nobody needs it but while a test runs."""
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One of them."""
+
+    name: str
+    address: str
+    link: str
+    """This host's end of its cable."""
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """What stands before a command that is to run in it."""
+        return ("ip", "netns", "exec", self.name)
+
+    def cut(self) -> None:
+        """Pull the cable."""
+        _ip("link", "set", self.link, "down")
+
+
+@dataclass(frozen=True)
+class Network:
+    """The bridge with what is on it."""
+
+    host: str
+    """This host's address."""
+    namespaces: tuple[Namespace, ...]
+
+
+def broken() -> str:
+    """Why there are no namespaces here; empty where there are."""
+    if shutil.which("ip") is None:
+        return "network namespaces need iproute2"
+    try:
+        with network(1):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces cannot be made: {error.stderr.decode().strip()}"
+
+
+@contextlib.contextmanager
+def network(count: int) -> Iterator[Network]:
+    """So many namespaces; all is gone afterwards, what runs in them excepted."""
+    mark = uuid.uuid4().hex[:6]
+    bridge = f"llmgw{mark}"
+    made = tuple(
+        Namespace(name=f"llmgw-{mark}-{number}", address=f"{NETWORK}.{number + 2}", link=f"lg{mark}-{number}")
+        for number in range(count)
+    )
+    with contextlib.ExitStack() as stack:
+        _ip("link", "add", bridge, "type", "bridge")
+        stack.callback(_ip, "link", "del", bridge)
+        _ip("address", "add", f"{NETWORK}.1/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for one in made:
+            _ip("netns", "add", one.name)
+            stack.callback(_ip, "netns", "del", one.name)
+            _ip("link", "add", one.link, "type", "veth", "peer", "name", "eth0", "netns", one.name)
+            _ip("link", "set", one.link, "master", bridge, "up")
+            for arguments in (
+                ("address", "add", f"{one.address}/24", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                _ip("-netns", one.name, *arguments)
+        yield Network(host=f"{NETWORK}.1", namespaces=made)
+
+
+@contextlib.asynccontextmanager
+async def reached_at(host: str, address: str) -> AsyncIterator[str]:
+    """What listens at `address` on this host's loopback, for those in the namespaces: its address for them."""
+    inner, _, port = address.rpartition(":")
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(inner, int(port))
+        writers.extend((writer, far_writer))
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+    server = await asyncio.start_server(visit, host, 0)
+    try:
+        yield f"{host}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run([shutil.which("ip") or "ip", *arguments], check=True, capture_output=True)
