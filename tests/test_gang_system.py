@@ -37,7 +37,7 @@ async def running(tmp_path: Path, python: Path) -> AsyncIterator[System]:
 
 def start_agent(running: System, node: str, python: Path) -> None:
     settings: dict[str, Any] = {"engines": {"sglang": {"bin": str(python)}}, "address": ADDRESSES[node]}
-    running.start_agent(node, lease={"heartbeat_timeout_s": 2, "grace_s": 20}, **settings)
+    running.start_agent(node, lease={"heartbeat_timeout_s": 2, "grace_s": 300}, **settings)
 
 
 def held(running: System, node: str) -> tuple[Entry, ...]:
