@@ -1,13 +1,8 @@
-"""`ctl test`: the checks every change must pass; the `ctl` wrapper has installed the tools.
-
-The tests run as two processes at once: half of the time they wait for other processes to start.
-"""
+"""`ctl test`: the checks every change must pass; the `ctl` wrapper has installed the tools."""
 
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import typer
 
@@ -23,21 +18,8 @@ LINT = (
 )
 
 
-BESIDE = (
-    "test_cli_*.py",
-    "test_ctl_wrapper.py",
-    "test_demand.py",
-    "test_demo.py",
-    "test_download.py",
-    "test_gateway*.py",
-    "test_install.py",
-    "test_registry.py",
-    "test_shards.py",
-    "test_supervisor.py",
-    "test_transfer.py",
-)
-"""Files of tests/ that the second process runs: every test that starts the embedded system on its usual ports is
-among them, and both take about as long."""
+SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile", "--durations", "15"]
+"""Two processes that take the test files in turn: half of the time a test waits for other processes to start."""
 
 
 def test(context: typer.Context) -> None:
@@ -48,39 +30,11 @@ def test(context: typer.Context) -> None:
     for command in () if context.args else LINT:
         say(f"$ {' '.join(command)}")
         _end_with(subprocess.run([sys.executable, "-m", *command], cwd=REPO, env=os.environ, check=False).returncode)
-    if context.args:
-        say(f"$ pytest {' '.join(context.args)}")
-        _end_with(subprocess.run([*PYTEST, *context.args], cwd=REPO, env=os.environ, check=False).returncode)
-        return
-    _end_with(_two_at_once())
-
-
-PYTEST = (sys.executable, "-m", "pytest")
-
-
-def _two_at_once() -> int:
-    """Run all tests; the second process's output is shown when the first has ended. Returns the worse exit code."""
-    tests = REPO / "tests"
-    beside = sorted({path for pattern in BESIDE for path in tests.glob(pattern)})
-    rest = [path for path in sorted(tests.glob("test_*.py")) if path not in beside]
-    say(f"$ pytest ({len(rest)} files, and {len(beside)} more beside them)")
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        cache = ("-o", "cache_dir=.pytest_cache/beside")
-        second = subprocess.Popen([*PYTEST, *cache, *_names(beside)], cwd=REPO, stdout=output, stderr=output)
-        try:
-            first = subprocess.run([*PYTEST, *_names(rest)], cwd=REPO, env=os.environ, check=False).returncode
-            code = second.wait()
-        finally:
-            if second.poll() is None:
-                second.terminate()
-                second.wait()
-        output.seek(0)
-        say(output.read())
-    return first or code
-
-
-def _names(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(REPO)) for path in paths]
+    arguments = context.args or SIDE_BY_SIDE
+    say(f"$ pytest {' '.join(arguments)}")
+    _end_with(
+        subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=REPO, env=os.environ, check=False).returncode
+    )
 
 
 def _end_with(code: int) -> None:

@@ -190,9 +190,15 @@ def _is_shim(process: psutil.Process) -> bool:
     return any(part.endswith("shim.py") for part in process.info["cmdline"] or [])
 
 
+FIRST_PORT, SLICES, SLICE = 21000, 58, 200
+"""All below 32768, where Linux begins to give ports to connections. Tests that run at once, in processes that were
+started one after the other, look in slices of their own: a port that is free now is taken only a while later."""
+
+
 def free_ports(count: int) -> int:
     """The first of `count` ports in a row that nobody listens on now."""
-    for first in range(21000, 60000, count):
+    begin = FIRST_PORT + os.getpid() % SLICES * SLICE
+    for first in range(begin, begin + SLICE - count + 1, count):
         with contextlib.ExitStack() as stack:
             try:
                 for port in range(first, first + count):
