@@ -197,8 +197,12 @@ started one after the other, look in slices of their own: a port that is free no
 
 def free_ports(count: int) -> int:
     """The first of `count` ports in a row that nobody listens on now."""
-    begin = FIRST_PORT + os.getpid() % SLICES * SLICE
-    for first in range(begin, begin + SLICE - count + 1, count):
+    mine = os.getpid() % SLICES
+    for first in (
+        FIRST_PORT + (mine + beyond) % SLICES * SLICE + offset
+        for beyond in range(SLICES)
+        for offset in range(0, SLICE - count + 1, count)
+    ):
         with contextlib.ExitStack() as stack:
             try:
                 for port in range(first, first + count):

@@ -131,8 +131,9 @@ async def test_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(GGUF)
     path.chmod(0o600)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
+    for parent in tmp_path.parents[:-2]:  # all that pytest made for itself
+        parent.chmod(parent.stat().st_mode | 0o055)
+    tmp_path.chmod(0o755)
     os.seteuid(pwd.getpwnam("nobody").pw_uid)
     try:
         answer = await refusal(f"file:{path}")

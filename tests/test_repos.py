@@ -59,7 +59,7 @@ def test_reference_is_taken_apart(text: str, ref: RepoRef) -> None:
         ("org/name@", "revision"),
         ("org/name@../x", "revision"),
         ("org/name:", "variant"),
-        ("s3://bucket/x", "is no repo"),
+        ("ftp://bucket/x", "is no repo"),
         ("file:relative.gguf", "absolute path"),
         ("file:", "absolute path"),
         ("file:/", "must name a file"),
