@@ -29,10 +29,6 @@ class Namespace:
         """What stands before a command that is to run in it."""
         return ("ip", "netns", "exec", self.name)
 
-    def cut(self) -> None:
-        """Pull the cable."""
-        _ip("link", "set", self.link, "down")
-
 
 @dataclass(frozen=True)
 class Network:
