@@ -1,5 +1,6 @@
-"""The pages of real processes: what a start, a request and a removal leave there, and that the dashboard reads them."""
+"""The pages of real processes: what a start, a request and a removal leave there, and what the dashboard reads."""
 
+import json
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.metrics import METRICS
+from fleet.trace_ids import trace_id_of
 from tests.system import System, free_ports, system
 from tests.test_dashboard import EXPRESSIONS, named
 from tests.waiting import until
@@ -29,7 +31,7 @@ class Pages:
     def start(self) -> None:
         worker, gateway, agent = ({"enabled": True, "port": port} for port in self.ports)
         self.running.start_worker(metrics=worker)
-        self.running.start_agent("n1", metrics=agent)
+        self.running.start_agent("n1", metrics=agent, logging={"format": "json"})
         self.running.start_gateway(self.gateway, metrics=gateway, metrics_port=gateway["port"])
 
     def read(self) -> Series:
@@ -60,6 +62,10 @@ async def pages(tmp_path: Path) -> AsyncIterator[Pages]:
 async def test_a_life_is_counted(pages: Pages) -> None:
     running = pages.running
     await (await running.serve()).result()
+    replica = await running.serving()
+    lines = [json.loads(line) for line in running.log("n1").splitlines()]
+    [launched] = [line for line in lines if line["message"].startswith("engine launched")]
+    assert (launched["node"], launched["trace_id"]) == ("n1", trace_id_of(replica.trace))
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
 
