@@ -177,6 +177,10 @@ class SmokeResult(Record):
     prompt_tokens: int = 0
     served_as: str = ""
     """The model that the engine says it is."""
+    first_token_ns: int = 0
+    """When the first token came, by the worker's clock; nanoseconds since the epoch."""
+    first_token_s: float = 0.0
+    """From the request to it."""
 
 
 # -- Fleet ------------------------------------------------------------------------------------------------------------

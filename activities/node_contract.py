@@ -83,6 +83,8 @@ class StartShard(Record):
     """Stages the layers are spread over."""
     gang: GangPlace | None = None
     """None: this shard is the whole replica."""
+    asked_ns: int = 0
+    """When its workflow asked, by the server's clock; nanoseconds since the epoch."""
 
 
 class StartShards(Record):
@@ -114,6 +116,10 @@ class StartProgress(Record):
     """What of it is being done, in a few words."""
     done_bytes: int = 0
     total_bytes: int = 0
+    began_ns: int = 0
+    """When this attempt began, and when this was said, by the node's clock: what a trace knows of an attempt whose
+    agent was killed."""
+    said_ns: int = 0
 
 
 class StartedShard(Record):
@@ -129,6 +135,8 @@ class StartedShard(Record):
     """It already ran: started by an earlier attempt, perhaps of an earlier agent."""
     measured: Measured | None = None
     """What it was seen to take, where it has answered requests already."""
+    ended_ns: int = 0
+    """When the start was done, by the node's clock; nanoseconds since the epoch, 0 where the node makes no spans."""
 
 
 class PreparedShard(Record):
@@ -162,6 +170,8 @@ class StopShard(Record):
     shard: ShardRef
     grace_s: float = 10.0
     """Between TERM and KILL."""
+    asked_ns: int = 0
+    """As of a start."""
 
 
 class StoppedShard(Record):
@@ -174,6 +184,8 @@ class StoppedShard(Record):
     """Who still holds what, where not all is back: the node is in quarantine. Empty where all is."""
     measured: Measured | None = None
     """The most it was seen to take, where it answered requests."""
+    ended_ns: int = 0
+    """As of a start."""
 
 
 class DrainShard(Record):

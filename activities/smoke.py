@@ -1,6 +1,7 @@
 """The job's last step: one real request to a serving replica, as fits what the model is for, and how fast it came."""
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ import httpx
 from temporalio import activity
 
 from activities.contract import SMOKE_TEST, SmokeRequest, SmokeResult
+from activities.streamed import joined
 from fleet.reasons import Reason, StepError
 from fleet.spec import Task
 from runtime.engine_keys import EngineAuth, EngineKeys
@@ -35,14 +37,15 @@ class Smoke:
         """Raises StepError(SMOKE_TEST_FAILED) with the status and the start of the body."""
         path, body = _question(request)
         url = f"{request.endpoint.rstrip('/')}{path}"
-        started = time.monotonic()
+        started, asked_ns = time.monotonic(), time.time_ns()
         try:
             # The deadline is on the whole answer: the client's own would start again with each byte.
             async with (
                 asyncio.timeout(self._timeout_s),
                 httpx.AsyncClient(timeout=None, trust_env=False, auth=self._auth) as client,  # noqa: S113
+                client.stream("POST", url, json=body) as response,
             ):
-                response = await client.post(url, json=body)
+                came = await joined(response)
         except TimeoutError as error:
             raise _failed(request, f"did not answer within {self._timeout_s:g} s") from error
         except httpx.HTTPError as error:
@@ -51,16 +54,16 @@ class Smoke:
         if response.status_code == httpx.codes.UNAUTHORIZED:
             raise _failed(request, "asks for a key the worker does not have: see engine_key_file in server.yaml")
         if response.status_code != 200:
-            raise _failed(request, f"answered {response.status_code}: {_start(response)}")
+            raise _failed(request, f"answered {response.status_code}: {_start(came.body)}")
         try:
-            answer = response.json()
+            answer = json.loads(came.body)
             text, counted = _READ[request.task](answer)
             usage = answer.get("usage")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             what = _WANTED[request.task]
-            raise _failed(request, f"answered 200 with something else than {what}: {_start(response)}") from error
+            raise _failed(request, f"answered 200 with something else than {what}: {_start(came.body)}") from error
         if not text:
-            raise _failed(request, f"answered 200 with an empty text: {_start(response)}")
+            raise _failed(request, f"answered 200 with an empty text: {_start(came.body)}")
         count = _count(usage, counted)
         return SmokeResult(
             answer=text,
@@ -70,6 +73,8 @@ class Smoke:
             task=request.task,
             prompt_tokens=_count(usage, "prompt_tokens"),
             served_as=str(answer.get("model") or ""),
+            first_token_ns=came.first_ns,
+            first_token_s=max(0, came.first_ns - asked_ns) / 1e9,
         )
 
 
@@ -91,6 +96,8 @@ def _question(request: SmokeRequest) -> tuple[str, dict[str, Any]]:
         "messages": [{"role": "user", "content": request.prompt}],
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
+        "stream": True,  # the trace has the moment of the first token
+        "stream_options": {"include_usage": True},
     }
 
 
@@ -121,8 +128,8 @@ _READ: Mapping[Task, Callable[[Any], tuple[str, str]]] = {
 _WANTED = {Task.GENERATE: "a completion", Task.EMBED: "an embedding", Task.RERANK: "a ranking of the documents"}
 
 
-def _start(response: httpx.Response) -> str:
-    return " ".join(response.text[: 4 * SHOWN].split())[:SHOWN] or "(nothing)"
+def _start(body: str) -> str:
+    return " ".join(body[: 4 * SHOWN].split())[:SHOWN] or "(nothing)"
 
 
 def _failed(request: SmokeRequest, what: str) -> StepError:

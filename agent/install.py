@@ -93,14 +93,7 @@ class Installs:
             raise StepError(Reason.ENGINE_MISSING, f"agent.yaml names neither version nor bin for {engine}")
         self._root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._root / f"{self._name(engine)}.lock", thread_local=False)
-        while True:
-            # Without waiting in a thread: a cancellation cannot come between taking the lock and holding it.
-            try:
-                lock.acquire(blocking=False)
-                break
-            except Timeout:
-                say("another start installs it")
-                await asyncio.sleep(LOCK_POLL_S)
+        await self._acquired(lock, engine, say)
         try:
             if (python := self.python(engine)) is not None:
                 return python
@@ -109,6 +102,17 @@ class Installs:
                 return await self._install(engine, gpus=gpus, say=say)
         finally:
             lock.release()
+
+    async def _acquired(self, lock: FileLock, engine: Engine, say: Callable[[str], None]) -> None:
+        # Without waiting in a thread: a cancellation cannot come between taking the lock and holding it.
+        if _takes(lock):
+            return
+        say("another start installs it")
+        with step("wait for install", {"llmgw.engine": engine.value}):
+            while True:
+                await asyncio.sleep(LOCK_POLL_S)
+                if _takes(lock):
+                    return
 
     async def _install(self, engine: Engine, *, gpus: bool, say: Callable[[str], None]) -> Path:
         adapter, config = self._adapters[engine], self._config(engine)
@@ -235,3 +239,11 @@ def telling_line(output: str) -> str:
     if not lines:
         return "it said nothing"
     return lines[-1].removeprefix("error: ").removeprefix("cause: ")[:MAX_LINE]
+
+
+def _takes(lock: FileLock) -> bool:
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    return True

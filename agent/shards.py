@@ -28,6 +28,7 @@ from activities.node_contract import (
     StoppedShard,
     StopShard,
 )
+from agent.attempts import trace_wait
 from agent.ledger import Ledger
 from agent.spans import step
 from agent.start import Progress
@@ -65,7 +66,8 @@ class Shards:
         Raises StepError with the cause; then no process, partial file or ledger entry of it is left.
         """
         progress = Progress()
-        async with reporting(lambda: progress.now):
+        trace_wait(self._node, request.asked_ns)
+        async with reporting(progress.said):
             with (
                 step("start shard", self._about(request), kind=SpanKind.CONSUMER),
                 located(self._node),
@@ -112,6 +114,7 @@ class Shards:
     @activity.defn(name=STOP_SHARD)
     async def stop_shard(self, request: StopShard) -> StoppedShard:
         """End this generation, and any older one, with everything it started. What is gone is a success."""
+        trace_wait(self._node, request.asked_ns)
         with located(self._node):
             return await self._turns.stop(request.shard, request.grace_s)
 

@@ -45,6 +45,21 @@ def step(
         TOOK.record(time.monotonic() - began, {"llmgw.step": name})
 
 
+def between(
+    name: str, start_ns: int, end_ns: int, attributes: Mapping[str, AttributeValue], *, error: str = ""
+) -> None:
+    """A span beneath the current one of what began and ended before now, such as with somebody else.
+
+    None without a current one: it would be a trace of its own, of nothing. None either where another machine's clock
+    says that it ended before it began.
+    """
+    if start_ns < end_ns and trace.get_current_span().get_span_context().is_valid:
+        span = TRACER.start_span(name, attributes=attributes, start_time=start_ns)
+        if error:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(end_ns)
+
+
 def _fail(span: Span, error: BaseException) -> Reason:
     if isinstance(error, LlmgwError):
         reason, detail = error.failure.reason, error.failure.detail

@@ -50,10 +50,15 @@ class Progress:
     """Where a start is now; the heartbeat reads it."""
 
     now: StartProgress = field(default_factory=lambda: StartProgress(phase=StartPhase.INSTALL))
+    began_ns: int = field(default_factory=time.time_ns)
 
     def at(self, phase: StartPhase, done: int = 0, total: int = 0, *, detail: str = "") -> None:
         """The start is here."""
         self.now = StartProgress(phase=phase, detail=detail, done_bytes=done, total_bytes=total)
+
+    def said(self) -> StartProgress:
+        """The same with the times that the trace of a next attempt needs."""
+        return self.now.model_copy(update={"began_ns": self.began_ns, "said_ns": time.time_ns()})
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,14 @@ class Starter:
             return await self._launched(request, progress)
 
     async def _launched(self, request: StartShard, progress: Progress) -> Entry:
-        gpus = await asyncio.to_thread(self.check_memory, request)
+        gpus = await self._checked_memory(request)
         python, brought = await self._provided(request, progress)
         entry = self._entry(request, brought, gpus)
         if request.gang is not None:
             progress.at(StartPhase.RENDEZVOUS)
             entry = await self._met(request.gang, entry)
         progress.at(StartPhase.LAUNCH)
-        gpus = await asyncio.to_thread(self.check_memory, request)  # the install and the fetch may have taken hours
+        gpus = await self._checked_memory(request)  # the install and the fetch may have taken hours
         with step("launch engine", {"llmgw.engine": request.engine.value}) as span:
             launch = self._launch(request, entry, brought.directory, gpus)
             launch = replace(launch, traces=engine_traces(self.config.tracing, span.get_span_context()))
@@ -171,12 +176,16 @@ class Starter:
                     await asyncio.sleep(READY_POLL_S)
             finally:
                 span.set_attribute("llmgw.polls", polls)
-        members = self.supervisor.members(entry.process) if entry.process is not None else set()
-        ready = entry.model_copy(
-            update={"ready": True, "members": tuple(sorted(members, key=lambda member: member.pid))}
-        )
-        self.ledger.put(ready)
-        return ready
+            members = self.supervisor.members(entry.process) if entry.process is not None else set()
+            ready = entry.model_copy(
+                update={"ready": True, "members": tuple(sorted(members, key=lambda member: member.pid))}
+            )
+            self.ledger.put(ready)
+            return ready
+
+    async def _checked_memory(self, request: StartShard) -> tuple[Gpu, ...]:
+        with step("check memory"):
+            return await asyncio.to_thread(self.check_memory, request)
 
     def check_wish(self, request: StartShard) -> None:
         """Refuse what this node's engines never get, whoever let it pass. Raises StepError: BAD_FLAG, REMOTE_CODE."""

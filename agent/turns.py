@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -28,6 +29,7 @@ from agent.ports import choose_port
 from agent.spans import step
 from agent.start import Progress, Starter
 from fleet.reasons import Reason, StepError
+from runtime.interceptors import ended_ns
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +90,12 @@ class Turns:
         shard = request.shard
         key = shard_key(shard)
         self._refuse_stale(shard)
-        self._ledger.note_start(shard)
+        with step("note start"):  # so that a next agent knows of it
+            self._ledger.note_start(shard)
         older = self._starts.get(key)
         if older is not None and older.generation < shard.generation:
             older.task.cancel()
-        async with self._lock(key):
+        async with self._turn(key):
             self._refuse_stale(shard)
             task = asyncio.current_task()
             if task is not None:
@@ -110,17 +113,22 @@ class Turns:
             start = self._starts.get(key)
             if interrupted := start is not None and start.generation <= shard.generation:
                 start.task.cancel()
-            async with self._lock(key):
+            async with self._turn(key):
                 entry = self._ledger.entry(shard)
                 self._ledger.give_back(shard)
                 if entry is None or entry.shard.generation > shard.generation:
-                    return StoppedShard(was_running=interrupted)
+                    return StoppedShard(was_running=interrupted, ended_ns=ended_ns())
                 ran = entry.process is not None and self._supervisor.runs(entry.process)
-                measured = await self._peaks.measured(entry)
+                with step("measure memory"):
+                    measured = await self._peaks.measured(entry)
                 ended = await self._end(entry, grace_s)
                 logger.info("stopped replica=%s generation=%d killed=%s", shard.replica, shard.generation, ended.killed)
                 return StoppedShard(
-                    was_running=ran or interrupted, killed=ended.killed, held=ended.held, measured=measured
+                    was_running=ran or interrupted,
+                    killed=ended.killed,
+                    held=ended.held,
+                    measured=measured,
+                    ended_ns=ended_ns(),
                 )
 
     async def drain(self, entry: Entry, deadline_s: float) -> int:
@@ -195,6 +203,10 @@ class Turns:
                 # In a task of its own: a second cancellation must not leave a process behind.
                 await asyncio.shield(asyncio.create_task(self._clean_up(shard)))
         self._watch.begin(entry)
+        measured = None
+        if adopted:  # what was launched now has answered nothing yet
+            with step("measure memory"):
+                measured = await self._peaks.measured(entry)
         logger.info("serving replica=%s generation=%d at %s", shard.replica, shard.generation, entry.endpoint)
         return StartedShard(
             shard=shard,
@@ -203,7 +215,8 @@ class Turns:
             endpoint=entry.endpoint,
             weights_outcome=entry.weights_outcome,
             adopted=adopted,
-            measured=await self._peaks.measured(entry),
+            measured=measured,
+            ended_ns=ended_ns(),
         )
 
     async def _present(self, shard: ShardRef) -> Entry | None:
@@ -274,13 +287,22 @@ class Turns:
         """End an engine and forget it."""
         await self._watch.end(entry.shard)
         process = entry.process or await self._supervisor.launched(entry.stem)
-        ended = Ended(killed=False, held="")
-        if process is not None:
-            with step("stop engine", {"process.pid": process.engine.pid}) as span:
-                ended = await self._starter.endings.end(entry, process, grace_s)
-                span.set_attributes({"llmgw.killed": ended.killed, "llmgw.held": ended.held})
-        self._ledger.drop(entry)
+        if process is None:
+            self._ledger.drop(entry)
+            return Ended(killed=False, held="")
+        with step("stop engine", {"process.pid": process.engine.pid}) as span:
+            ended = await self._starter.endings.end(entry, process, grace_s)
+            span.set_attributes({"llmgw.killed": ended.killed, "llmgw.held": ended.held})
+            self._ledger.drop(entry)
         return ended
 
-    def _lock(self, key: str) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        """Hold the shard's lock; where an earlier act has it, under a span of the wait."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        with step("wait for turn") if lock.locked() else nullcontext():
+            await lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()

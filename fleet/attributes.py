@@ -64,5 +64,9 @@ ATTRIBUTES: dict[str, str] = {
     "url.path": "the path as it came",
     "llmgw.attempts": "replicas tried",
     "llmgw.held_s": "seconds for which it waited for the model to start",
+    "llmgw.attempt": "which attempt of a start a killed agent was at",
+    "llmgw.phase": "what it was doing",
+    "llmgw.turned_down.<reason>": "nodes that turned a placement down, where there are too many for an event each",
+    "gen_ai.response.time_to_first_chunk": "seconds from the request to the first token",
     "llmgw.client_gone": "the client left before the answer was out",
 }

@@ -25,6 +25,8 @@ class ReplicaEvent(Record):
     """Requests that the deadline of a drain cut short, with DRAINED."""
     measured: Measured | None = None
     """The most one of its shards was seen to take, with SERVING and at its end."""
+    at: float = 0.0
+    """When it was said, seconds since the epoch."""
 
 
 FORCED_KEPT = 20
@@ -154,6 +156,7 @@ def replica_changed(state: FleetState, event: ReplicaEvent, now: float) -> Fleet
         return state
     if event.state is None:
         return state.without_replica(old.id)
+    old = old.model_copy(update={"told_at": event.at})
     if old.state is ReplicaState.FAILED:
         return state  # reaped meanwhile: it holds nothing, and only a new generation may
     if event.state is ReplicaState.FAILED:

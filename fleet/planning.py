@@ -63,6 +63,12 @@ def next_deadline(state: FleetState, after: float) -> float | None:
     return min((moment for moment in _moments(state) if moment > after), default=None)
 
 
+def came_due(state: FleetState, after: float, now: float) -> tuple[ReplicaRecord, ...]:
+    """The replicas whose moment came since the last pass: what a pass that time alone makes due is there for."""
+    moments = ((replica, _due(state, replica)) for replica in state.replicas.values())
+    return tuple(replica for replica, due in moments if due is not None and after < due <= now)
+
+
 def next_pass(state: FleetState, after: float) -> float | None:
     """`next_deadline`, or sooner where something waits and a model becomes idle enough to be evicted for it."""
     due = next_deadline(state, after)

@@ -163,6 +163,8 @@ class ReplicaRecord(Record):
     """When it failed, within the restart policy's window."""
     given_up: bool = False
     """Not restarted until the spec changes or somebody says retry."""
+    told_at: float = 0.0
+    """When its workflow said how it is; `since` is when Fleet heard it."""
     trace: str = ""
     """W3C traceparent of its `start replica` span, empty while tracing is off."""
     load: float = 0.0
@@ -217,6 +219,8 @@ class Decision(Record):
     """Empty where nothing fits."""
     verdicts: tuple[Verdict, ...]
     sentence: str
+    turned_down: dict[str, int] = {}
+    """Nodes by the reason of their refusal, where not all verdicts are kept."""
 
 
 class ModelRecord(Record):

@@ -1,5 +1,6 @@
 """A pass, decided: its steps with their reasons, and what it relies on."""
 
+from collections import Counter
 from enum import StrEnum
 
 from fleet.records import Record
@@ -81,6 +82,7 @@ def _brief_step(step: Step) -> Step:
     winners = {shard.node for shard in step.decision.shards}
     won = [verdict for verdict in step.decision.verdicts if verdict.node in winners]
     others = [verdict for verdict in step.decision.verdicts if verdict.node not in winners]
+    counts: dict[str, int] = {}
     if winners:
         others.sort(key=lambda verdict: -verdict.score)
         kept = (*won, *others[:KEPT_OTHERS])
@@ -88,7 +90,10 @@ def _brief_step(step: Step) -> Step:
         # Nodes that were refused for too little come before those that were none from the start.
         others.sort(key=lambda verdict: (verdict.outcome is Outcome.EXCLUDED, verdict.need - verdict.free))
         kept = tuple(others[:KEPT_MISSES])
-    return step.model_copy(update={"decision": step.decision.model_copy(update={"verdicts": kept})})
+        if len(others) > len(kept):
+            counts = dict(sorted(Counter(verdict.reason.value for verdict in others if verdict.reason).items()))
+    update = {"verdicts": kept, "turned_down": counts}
+    return step.model_copy(update={"decision": step.decision.model_copy(update=update)})
 
 
 ENDS = frozenset({StepKind.STOP, StepKind.DRAIN, StepKind.SCALE_DOWN, StepKind.EVICT, StepKind.PREEMPT})

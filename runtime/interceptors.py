@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from opentelemetry import trace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.worker import (
@@ -103,8 +104,13 @@ def kind_of(error: BaseException) -> str:
     return (error.type if isinstance(error, ApplicationError) else None) or type(error).__name__
 
 
+def ended_ns() -> int:
+    """Now, for an answer whose sender's trace should know when it was given; 0 where this call has no trace."""
+    return time.time_ns() if trace.get_current_span().get_span_context().is_valid else 0
+
+
 def application_error(error: LlmgwError) -> ApplicationError:
-    """The failure as Temporal carries it: type = reason, the Failure as its one detail.
+    """The failure as Temporal carries it: type = reason, and as details the Failure and the time in nanoseconds.
 
     Benign, so that the SDK does not log a stack trace for what has a name; our own line was logged already.
     """
@@ -112,6 +118,7 @@ def application_error(error: LlmgwError) -> ApplicationError:
     return ApplicationError(
         failure.detail,
         failure.model_dump(mode="json"),
+        ended_ns(),
         type=failure.reason.value,
         # A wait that was asked for is the workflow's, which shows it.
         non_retryable=not failure.retryable or failure.retry_after_s > 0,

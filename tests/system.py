@@ -43,14 +43,16 @@ class System:
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
-    def start_worker(self, *, name: str = "worker", tracing: bool = True, **settings: Any) -> None:
+    def start_worker(
+        self, *, name: str = "worker", tracing: bool = True, program: Path = ROOT / "worker.py", **settings: Any
+    ) -> None:
         config = {
             "mirror": {"path": "mirror", "keep_free": 0},
             "tracing": {"enabled": tracing, "file": f"traces/{name}.jsonl"},
             **settings,
         }
         path = self.write(f"{name}.yaml", config)
-        self._spawn(name, [sys.executable, str(ROOT / "worker.py"), "--config", str(path)])
+        self._spawn(name, [sys.executable, str(program), "--config", str(path)])
 
     def start_agent(
         self,
@@ -215,11 +217,13 @@ def free_ports(count: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def system(home: Path) -> AsyncIterator[System]:
-    """A system without processes but its server, which is a process too and ends with it."""
+async def system(home: Path, *server: str) -> AsyncIterator[System]:
+    """A system without processes but its server, which is a process too and ends with it; `server` are its flags."""
     home.mkdir(parents=True, exist_ok=True)
     environment = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=str(temporal_binary()), dev_server_extra_args=SERVER_ARGS, plugins=[llmgw_plugin()]
+        dev_server_existing_path=str(temporal_binary()),
+        dev_server_extra_args=[*SERVER_ARGS, *server],
+        plugins=[llmgw_plugin()],
     )
     async with environment:
         made = System(home, environment)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +24,9 @@ def completion(text: object, **more: object) -> bytes:
 
 
 @contextmanager
-def engine(status: int, body: bytes, asked: list[dict[str, Any]], hold: threading.Event | None = None) -> Iterator[str]:
+def engine(
+    status: int, body: bytes, asked: list[dict[str, Any]], hold: threading.Event | None = None, kind: str = ""
+) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -31,6 +34,8 @@ def engine(status: int, body: bytes, asked: list[dict[str, Any]], hold: threadin
             if hold is not None:
                 hold.wait(30)
             self.send_response(status)
+            if kind:
+                self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             try:
@@ -76,6 +81,45 @@ async def test_answer_and_speed() -> None:
     assert result.tokens_per_second == pytest.approx(12 / result.seconds)
     assert asked[0]["path"] == "/v1/chat/completions"
     assert (asked[0]["model"], asked[0]["max_tokens"], asked[0]["temperature"]) == ("m", 48, 0)
+
+
+def stream(*chunks: object) -> bytes:
+    return b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+def delta(**said: object) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": said}]}
+
+
+async def test_a_streamed_answer_is_joined_and_tells_when_its_first_token_came() -> None:
+    before = time.time_ns()
+    body = stream(
+        delta(role="assistant", content=None),
+        delta(content=" Pa"),
+        delta(content="ris."),
+        {"choices": [], "usage": {"completion_tokens": 2}},
+    )
+    asked: list[dict[str, Any]] = []
+    with engine(200, body, asked, kind="text/event-stream; charset=utf-8") as endpoint:
+        result = await ask(endpoint)
+    assert (result.answer, result.completion_tokens) == ("Paris.", 2)
+    assert before < result.first_token_ns < time.time_ns()
+    assert 0 < result.first_token_s <= result.seconds
+    assert (asked[0]["stream"], asked[0]["stream_options"]) == (True, {"include_usage": True})
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (stream({"error": {"message": "out of slots"}}), 'than a completion: {"error": {"message": "out of slots"}}'),
+        (b"data: not json\n\n", "than a completion: not json"),
+        (stream(), "than a completion: (nothing)"),
+        (stream(delta(role="assistant")), "with an empty text"),
+    ],
+)
+async def test_a_stream_that_is_no_completion_is_a_sentence(body: bytes, says: str) -> None:
+    with engine(200, body, [], kind="text/event-stream") as endpoint:
+        assert says in await refusal(endpoint)
 
 
 async def test_answer_without_usage_still_counts() -> None:

@@ -48,12 +48,16 @@ async def named(running: System, name: str, count: int = 1) -> list[Span]:
     return await until(there, 10.0)
 
 
+HOPS = ("wait for worker", "wait for node", "tell fleet", "wait for pass")
+"""Waits between the processes: leaves, and none where one took no time."""
+
+
 def names(node: TraceNode, depth: int = 0) -> list[str]:
-    """The tree as indented names."""
+    """The tree as indented names, without what is between the processes."""
     mark = "⇢ " if node.relation.value == "linked" else ""
     return [
         "  " * depth + mark + node.span.name,
-        *(line for child in node.children for line in names(child, depth + 1)),
+        *(line for child in node.children if child.span.name not in HOPS for line in names(child, depth + 1)),
     ]
 
 
@@ -67,7 +71,10 @@ serve model
     ⇢ start replica
       send start
         start shard
+          note start
+          check memory
           fetch weights
+          check memory
           launch engine
           wait for engine
   smoke test"""
@@ -79,7 +86,10 @@ reconcile
       start replica
         send start
           start shard
+            note start
+            check memory
             fetch weights
+            check memory
             launch engine
             wait for engine"""
 
@@ -92,6 +102,7 @@ STOP = """\
 reconcile
   stop replica
     stop shard
+      measure memory
       stop engine"""
 
 

@@ -374,6 +374,13 @@ def failure_of(error: BaseException, *, node: str = "") -> Failure:
     return Failure(reason=Reason.INTERNAL, detail=str(error) or type(error).__name__, node=node)
 
 
+def ended_ns(error: BaseException) -> int:
+    """When the failed call ended where it ran, by that machine's clock; 0 where nobody said so."""
+    cause = error.cause if isinstance(error, ActivityError) else error
+    said = cause.details[1] if isinstance(cause, ApplicationError) and len(cause.details) > 1 else 0
+    return said if isinstance(said, int) else 0
+
+
 def failed(failure: Failure) -> ApplicationError:
     """A workflow's own failure: the type is the reason, the detail the Failure."""
     return ApplicationError(

@@ -32,7 +32,7 @@ from activities.node_contract import Rejoin, ShardRef
 from fleet import commits, facts, standing, wishes
 from fleet.demand import target
 from fleet.facts import ReplicaEvent
-from fleet.planning import next_deadline, next_pass
+from fleet.planning import came_due, next_deadline, next_pass
 from fleet.reasons import Failure, Reason, RefusedError
 from fleet.render import forced_sentence
 from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
@@ -122,7 +122,7 @@ class Fleet:
             try:
                 await workflow.wait_condition(self._wake, timeout=wait, timeout_summary="next deadline")
             except TimeoutError:
-                self._because(Cause(sentence="a deadline came"))
+                self._because_of_time()
             if workflow.info().is_continue_as_new_suggested():
                 self._closing = True
                 return
@@ -171,6 +171,12 @@ class Fleet:
                 self._jobs.forget(message.workflow)  # it ended; nobody waits there any more
                 self._news = True
             self._outbox.popleft()
+
+    def _because_of_time(self) -> None:
+        for replica in came_due(self._state, self._passed_at, workflow.time()):
+            self._because(Cause(sentence=f"{replica.id}: its wait is over", trace=replica.trace))
+        if not self._due:
+            self._because(Cause(sentence="a deadline came"))
 
     def _because(self, cause: Cause) -> None:
         self._due = True

@@ -8,7 +8,7 @@ from fleet.reasons import Failure, Reason
 from fleet.spec import JobKind
 from workflows import calls, messages
 from workflows.messages import Answer, Ask, AskKind, ModelStatus
-from workflows.spans import span
+from workflows.spans import TELL_FLEET, span, timed
 from workflows.steps import Step
 
 FLEET_WAIT_S = 30.0
@@ -67,15 +67,16 @@ class FleetLine:
         """An ask about this job's model."""
         return Ask(kind=kind, job=workflow.info().workflow_id, name=self.name)
 
-    async def take_turn(self, kind: JobKind, step: Step) -> None:
-        """Wait until no earlier job on the model runs, showing which one is waited for."""
+    async def take_turn(self, kind: JobKind, step: Step) -> bool:
+        """Wait until no earlier job on the model runs, showing which one is waited for; whether there was one."""
         self._queued = True
+        asked_ns = workflow.time_ns()
         ask = self.asks(AskKind.TURN).model_copy(update={"job_kind": kind})
         await self._tell(ask)
         await workflow.wait_condition(lambda: self.turn is not None)
         if self._granted():
-            return
-        with span("wait for turn", {}) as waiting:
+            return False
+        with span("wait for turn", {}, start_ns=asked_ns) as waiting:
             wait_s = ASK_AGAIN_S
             while not self._granted():
                 seen = self.turn
@@ -91,6 +92,7 @@ class FleetLine:
                     await self._tell(ask)
                     wait_s = min(ASK_AGAIN_MAX_S, wait_s * 2)
         step.say("")
+        return True
 
     async def hang_up(self, *, take_back: bool) -> None:
         """The job ends: the next one has its turn. `take_back`: what it did to the catalog is undone before."""
@@ -100,7 +102,10 @@ class FleetLine:
             kind = AskKind.LEAVE
         else:
             return
-        await calls.tell_surely(fleet_id(self.cell), messages.SIGNAL_ASK, self.asks(kind), give_up_after_s=FLEET_WAIT_S)
+        told = calls.tell_surely(
+            fleet_id(self.cell), messages.SIGNAL_ASK, self.asks(kind), give_up_after_s=FLEET_WAIT_S
+        )
+        await timed(TELL_FLEET, told)
 
     def _granted(self) -> bool:
         return self.turn is not None and self.turn.granted

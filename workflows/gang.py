@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from opentelemetry.trace import Span, SpanKind
 from temporalio import workflow
-from temporalio.exceptions import FailureError
+from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exception
 
 from activities.node_contract import (
     GangPlace,
@@ -20,7 +20,7 @@ from activities.node_contract import (
 from fleet.gangs import first_cause, may_be_echo
 from fleet.reasons import Failure, Reason
 from workflows import calls
-from workflows.spans import span
+from workflows.spans import answered, ends, past, span
 
 PORT_TRIES = 3
 """Ports tried for one rendezvous. One that was free is taken within a second or two only by chance."""
@@ -41,8 +41,23 @@ class Outcome(NamedTuple):
 
 async def start_shard(replica: str, node: str, shard: StartShard) -> StartedShard:
     """One shard, with the span of its way to the node."""
+    begun = workflow.time_ns()
     with span("send start", {"llmgw.node": node, "llmgw.replica": replica}, kind=SpanKind.PRODUCER):
-        return await calls.start_shard(node, shard)
+        try:
+            started = await calls.start_shard(node, shard.model_copy(update={"asked_ns": begun}))
+        except (ActivityError, asyncio.CancelledError) as error:
+            if not ends(error):
+                raise
+            failure = calls.failure_of(error, node=node)
+            cancelled = is_cancelled_exception(error)
+            if cancelled or failure.reason is Reason.NODE_UNREACHABLE:
+                past("wait for node", begun, {"llmgw.node": node})  # one that is gone leaves no span of its own
+            answered(calls.ended_ns(error), begun)
+            if cancelled:
+                raise
+            raise calls.failed(failure) from error
+        answered(started.ended_ns, begun)
+        return started
 
 
 async def start_gang(replica: str, start: StartShards, starting: Span, interrupted: Interrupted) -> Outcome:

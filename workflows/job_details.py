@@ -60,6 +60,11 @@ def smoke_answer(result: SmokeResult) -> dict[str, str | int]:
     return {name: value for name, value in stated.items() if value}
 
 
+def first_token(result: SmokeResult) -> dict[str, str | int | float]:
+    """What the event of its coming says beside them."""
+    return {"gen_ai.response.time_to_first_chunk": round(result.first_token_s, 6)}
+
+
 def endpoint_of(status: ModelStatus) -> str:
     """URL of a replica that serves; "" where none does."""
     return next((replica.endpoint for replica in status.replicas if replica.endpoint), "")

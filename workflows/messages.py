@@ -127,6 +127,15 @@ class Phase(StrEnum):
     REMOVED = "removed"
 
 
+class Wait(StrEnum):
+    """What a model that does not serve yet waits for, where that is no start under way: the name of its span."""
+
+    DECISION = "wait for pass"  # the next pass decides, or carries out what it decided
+    ROOM = "wait for room"
+    BACKOFF = "backoff"  # a failed start is tried again after a while
+    STOP = "wait for stop"  # of what is not wanted any more
+
+
 class ReplicaBrief(Record):
     """A replica in a model's status."""
 
@@ -143,6 +152,9 @@ class ModelStatus(Record):
     model: str
     phase: Phase
     sentence: str
+    waits_for: Wait | None = None
+    told_at: float = 0.0
+    """When one of its replicas told something last, seconds since the epoch."""
     replicas: tuple[ReplicaBrief, ...] = ()
     failure: Failure | None = None
 

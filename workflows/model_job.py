@@ -37,6 +37,7 @@ from workflows.fleet_line import FleetLine
 from workflows.job_details import (
     applied_detail,
     endpoint_of,
+    first_token,
     mirrored_detail,
     resolved_detail,
     smoke_answer,
@@ -46,7 +47,18 @@ from workflows.job_details import (
 from workflows.messages import Answer, Ask, AskKind, ModelStatus, Phase
 from workflows.numbers import count
 from workflows.placement_wait import PlacementWait
-from workflows.spans import ends, fail, searchable, shown, span, traceparent
+from workflows.spans import (
+    TELL_FLEET,
+    WAIT_FOR_WORKER,
+    asked_ns,
+    ends,
+    fail,
+    past,
+    searchable,
+    shown,
+    span,
+    traceparent,
+)
 from workflows.steps import Step, Steps
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
@@ -81,7 +93,8 @@ class ModelJob:
         refused = self._read_input()
         kind = self._request.kind
         attributes = {"llmgw.job": workflow.info().workflow_id, "llmgw.repo": self._request.repo or ""}
-        with span(f"{kind} model", attributes) as root:
+        with span(f"{kind} model", attributes, start_ns=asked_ns()) as root:
+            past(WAIT_FOR_WORKER, asked_ns())
             self._trace = traceparent(root)
             try:
                 if refused:
@@ -135,7 +148,7 @@ class ModelJob:
 
     async def _bring(self) -> JobResult:
         with self._steps.run("registry") as step:
-            await self._take_turn(step)
+            await self._take_turn(step, "look up")
             if self._request.kind is JobKind.UPDATE:
                 await self._take_over()
             resolved = await self._resolve(step)
@@ -171,7 +184,7 @@ class ModelJob:
         if not self._request.delete_weights:
             self._steps.skip("mirror", "the weights stay in the mirror")
         with self._steps.run("catalog") as step:
-            await self._take_turn(step)
+            await self._take_turn(step, TELL_FLEET)
             removed = await self._line.ask(self._line.asks(AskKind.REMOVE))
             step.say(f"{self._name} is taken out of the catalog")
         with self._steps.run("placement") as step:
@@ -189,11 +202,11 @@ class ModelJob:
 
     # -- the steps ----------------------------------------------------------------------------------------------------
 
-    async def _take_turn(self, step: Step) -> None:
+    async def _take_turn(self, step: Step, then: str) -> None:
         # Jobs that began before there were queues go on without one.
         self._wait.may_end_early = workflow.patched("queues")
-        if self._wait.may_end_early:
-            await self._line.take_turn(self._request.kind, step)
+        if self._wait.may_end_early and await self._line.take_turn(self._request.kind, step):
+            step.part(then)
 
     async def _take_over(self) -> None:
         """An update is the request in the catalog with what was given put over it."""
@@ -217,7 +230,9 @@ class ModelJob:
                 if not failure.retry_after_s or waited > calls.HUB_WAIT_MAX_S:
                     raise
                 step.say(failure.detail)
+                step.part("wait for hub", before="look up")
                 await workflow.sleep(failure.retry_after_s, summary="as long as the hub asks to wait")
+                step.part("look up")
 
     async def _check_or_discard(self, mirrored: MirrorResult, step: Step) -> CheckResult:
         try:
@@ -231,10 +246,13 @@ class ModelJob:
         checked = await calls.check_fit(CheckRequest(cell=self._cell, weights=mirrored.weights, request=self._request))
         step.say(checked.sentence)
         if checked.candidate:
-            found = await calls.preflight(
-                checked.candidate,
-                PreflightRequest(engine=checked.engine, need=checked.need, weights=mirrored.weights),
-            )
+            asked = PreflightRequest(engine=checked.engine, need=checked.need, weights=mirrored.weights)
+            try:
+                found = await calls.preflight(checked.candidate, asked)
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                raise calls.failed(calls.failure_of(error, node=checked.candidate)) from error
             if found.failure is not None:
                 raise calls.failed(found.failure)
             installed = "installed" if found.engine_installed else "to be installed"
@@ -272,6 +290,10 @@ class ModelJob:
             step.span.set_attributes(smoke_question(request))
             result = await calls.smoke_test(request)
             step.span.set_attributes(smoke_answer(result))
+            at_ns = result.first_token_ns or workflow.time_ns()
+            first = {**smoke_question(request), **smoke_answer(result), **first_token(result)}
+            event = "first token" if task is Task.GENERATE else "first answer"
+            step.span.add_event(event, first, timestamp=at_ns)
             step.say(smoke_detail(result))
             return result
 

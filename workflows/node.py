@@ -26,6 +26,7 @@ from fleet.reasons import Failure, Reason
 from fleet.state import ReplicaState
 from workflows import calls, messages
 from workflows.messages import Claim, NodeJoined, NodeLoads, NodeLost, NodeMeasured, ShardNews, Welcome
+from workflows.spans import fail, span
 
 NODE = SearchAttributeKey.for_keyword(contract.SEARCH_NODE)
 STATE = SearchAttributeKey.for_keyword(contract.SEARCH_STATE)
@@ -58,6 +59,8 @@ class Node:
         self._wanted = input.wanted
         """A join was answered; its lease is to be opened."""
         self._left = False
+        self._alone_ns: int | None = None
+        """When the last lease ended."""
         self._reopen = False
         self._welcomes: dict[str, Welcome] = {}
 
@@ -127,6 +130,7 @@ class Node:
         lease.cancel()
         await asyncio.gather(lease, return_exceptions=True)  # how it ended makes no difference: it is closed
         self._held = False
+        self._alone_ns = workflow.time_ns()
 
     async def _renew(self) -> None:
         # A node reports for as long as its agent lives, and a run takes 2,000 updates at most. The new run opens the
@@ -137,8 +141,14 @@ class Node:
 
     async def _tell_lost(self, cause: str, *, left: bool) -> None:
         self._show("lost", cause)
-        if self._incarnation:
-            lost = NodeLost(node=self._node, incarnation=self._incarnation, cause=cause, left=left)
+        if not self._incarnation:
+            return
+        lost = NodeLost(node=self._node, incarnation=self._incarnation, cause=cause, left=left)
+        attributes = {"llmgw.node": self._node, "llmgw.detail": cause}
+        # The pass that takes its replicas elsewhere links to it.
+        with span("node left" if left else "node lost", attributes, start_ns=self._alone_ns, root=True) as losing:
+            if not left:
+                fail(losing, Failure(reason=Reason.NODE_LOST, detail=cause, node=self._node))
             await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOST, lost)
 
     # -- the agent's calls --------------------------------------------------------------------------------------------

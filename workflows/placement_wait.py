@@ -8,9 +8,34 @@ from fleet.room_deadline import RoomDeadline
 from fleet.spec import JobKind
 from workflows import calls
 from workflows.fleet_line import FleetLine
-from workflows.messages import AskKind, ModelStatus, Phase
-from workflows.spans import link
+from workflows.messages import AskKind, ModelStatus, Phase, Wait
+from workflows.spans import WAIT_FOR_WORKER, ends, link, past
 from workflows.steps import Step
+
+
+class Waited:
+    """The parts of the wait in which no start was under way, as spans; starts have their own, which it links to."""
+
+    def __init__(self, waits_for: Wait) -> None:
+        self._waits_for: Wait | None = waits_for
+        self._sentence = ""
+        self._since_ns = workflow.time_ns()
+
+    def told(self, status: ModelStatus) -> None:
+        """Fleet told how the model is: what was waited for until now may be over."""
+        self._sentence = self._sentence or status.sentence
+        if status.waits_for is self._waits_for and status.phase in (Phase.WAITING, Phase.STARTING):
+            return
+        if self._waits_for is None:
+            # The start's span ends as Fleet is told; from then on the word was on its way to this job.
+            past(WAIT_FOR_WORKER, max(self._since_ns, int(status.told_at * 1e9)))
+        self.over()
+        self._waits_for, self._sentence, self._since_ns = status.waits_for, status.sentence, workflow.time_ns()
+
+    def over(self) -> None:
+        """Nothing is waited for any more."""
+        if self._waits_for is not None:
+            past(self._waits_for.value, self._since_ns, {"llmgw.detail": self._sentence} if self._sentence else {})
 
 
 class PlacementWait:
@@ -27,9 +52,16 @@ class PlacementWait:
     async def until(self, goal: Phase, step: Step) -> ModelStatus:
         """Until the model serves, or is gone, showing why it does not yet. Raises ApplicationError with the reason."""
         linked: set[str] = set()
+        waited = Waited(Wait.STOP if goal is Phase.REMOVED else Wait.DECISION)
         while True:
-            await self._news(goal)
+            try:
+                await self._news(goal)
+            except BaseException as error:
+                if ends(error):
+                    waited.over()
+                raise
             status = self._line.news.pop(0)
+            waited.told(status)
             step.say(status.sentence)
             for replica in status.replicas:
                 if goal is Phase.SERVING and replica.trace not in linked:

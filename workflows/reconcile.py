@@ -11,7 +11,7 @@ from fleet.state import Decision
 from fleet.steps import ENDS, Step, StepKind
 from workflows import calls, messages
 from workflows.messages import Action, ReconcileInput, ReplicaInput, ToReplica
-from workflows.spans import link, span
+from workflows.spans import asked_ns, link, span
 
 START_ATTEMPTS = 25
 START_AGAIN_S = 0.2
@@ -30,7 +30,6 @@ class Reconcile:
     async def run(self, input: ReconcileInput | None = None) -> PassPlan:
         """Run one pass; returns what it did."""
         asked = input or ReconcileInput()
-        t0 = workflow.time_ns()
         pass_id = workflow.info().run_id
         plan = await calls.place(PlaceRequest(cell=asked.cell, pass_id=pass_id, now=max(asked.at, workflow.time())))
         if not plan.steps:
@@ -38,7 +37,7 @@ class Reconcile:
         # Only now are spans opened, with the start they really had: a quiet pass leaves no trace.
         links = [found for cause in asked.causes for found in link(cause.trace, {"llmgw.reason": cause.sentence})]
         reason = "; ".join(cause.sentence for cause in asked.causes) or "asked for"
-        with span("reconcile", {"llmgw.pass": pass_id, "llmgw.reason": reason}, start_ns=t0, links=links):
+        with span("reconcile", {"llmgw.pass": pass_id, "llmgw.reason": reason}, start_ns=asked_ns(), links=links):
             for step in plan.steps:
                 await self._carry_out(asked.cell, step, plan)
         return plan
@@ -111,7 +110,9 @@ def describe(placing: Span, decision: Decision) -> None:
         for name, part in winner.parts.items():
             placing.set_attribute(f"llmgw.score.{name}", part)
         return
-    # The nearest misses first: those are kept when there are too many.
+    # Of many nodes these are the nearest misses, see `fleet.steps.brief`; the others are counted.
+    for reason, count in decision.turned_down.items():
+        placing.set_attribute(f"llmgw.turned_down.{reason}", count)
     for verdict in sorted(decision.verdicts, key=lambda verdict: verdict.need - verdict.free)[:EVENTS_KEPT]:
         placing.add_event(
             f"turned down by {verdict.node}",

@@ -27,7 +27,20 @@ from fleet.state import ReplicaState
 from workflows import calls, messages
 from workflows.gang import ECHO_S, Outcome, all_or_none, came_within, start_gang, start_shard
 from workflows.messages import Action, ReplicaInput, ShardNews, ToReplica
-from workflows.spans import ends, fail, searchable, shown, span, traceparent, within
+from workflows.spans import (
+    TELL_FLEET,
+    WAIT_FOR_WORKER,
+    answered,
+    ends,
+    fail,
+    past,
+    searchable,
+    shown,
+    span,
+    timed,
+    traceparent,
+    within,
+)
 
 MODEL = SearchAttributeKey.for_keyword(contract.SEARCH_MODEL)
 NODE = SearchAttributeKey.for_keyword(contract.SEARCH_NODE)
@@ -80,9 +93,7 @@ class Replica:
         node = input.shards[0].node if input.shards else ""
         workflow.upsert_search_attributes([MODEL.value_set(input.model), NODE.value_set(node)])
         try:
-            end = await self._live()
-            self._show(end.state or "stopped", end.failure)
-            await calls.tell_fleet(input.cell, end)
+            await self._live()
         except asyncio.CancelledError:
             # A person cancelled it: stop what runs, and say so, before the workflow closes as cancelled.
             failure = Failure(reason=Reason.STOPPED_BY_HAND, detail="somebody cancelled the replica's workflow")
@@ -94,60 +105,72 @@ class Replica:
                 await self._end_badly(calls.failure_of(error))
             raise
 
-    async def _live(self) -> ReplicaEvent:
+    async def _live(self) -> None:
         if self._input.action is Action.STOP:
             await self._stop_shards()
-            return self._event(None)
-        failure = await self._start()
-        while failure is None:
+            return await self._tell_end(self._event(None))
+        if not await self._start():
+            return None
+        while True:
             await workflow.wait_condition(self._has_news)
             if self._gone:
-                return await self._lost()
+                return await self._tell_end(await self._lost())
             if self._broken:
-                failure = await self._cause()
-                break
+                return await self._tell_end(await self._cleared(await self._cause()))
             command = self._commands.popleft()
             with within(command.context):
                 if command.name == messages.SIGNAL_STOP:
                     self._show(ReplicaState.STOPPING)
                     await self._stop_shards()
-                    return await self._lost() if self._gone else self._event(None)
+                    return await self._tell_end(await self._lost() if self._gone else self._event(None))
                 await self._drain_shards()
-        if self._gone:
-            return await self._lost()
-        await self._stop_shards()
-        return self._event(ReplicaState.FAILED, failure=failure)
+
+    async def _cleared(self, failure: Failure) -> ReplicaEvent:
+        """Stop what a failure left; what Fleet is to be told then."""
+        if not self._gone:
+            await self._stop_shards()
+            return self._event(ReplicaState.FAILED, failure=failure)
+        return await self._lost()
+
+    async def _tell_end(self, end: ReplicaEvent) -> None:
+        self._show(end.state or "stopped", end.failure)
+        await calls.tell_fleet(self._input.cell, end)
 
     # -- start --------------------------------------------------------------------------------------------------------
 
-    async def _start(self) -> Failure | None:
-        """Start every shard; None when all are ready and Fleet knows, or when a command came first."""
+    async def _start(self) -> bool:
+        """Start every shard; True when all are ready and Fleet knows, or when a command came first.
+
+        False: it failed, nothing of it is left, and Fleet knows; all that is part of the failed start.
+        """
         attributes: dict[str, str | int] = {
             "llmgw.replica": self._input.replica,
             "llmgw.model": self._input.model,
             "llmgw.generation": self._input.generation,
         }
         with span("start replica", attributes, start_ns=self._input.decided_at_ns or None) as starting:
+            past(WAIT_FOR_WORKER, self._input.decided_at_ns or workflow.time_ns())
             self._trace = traceparent(starting)
             self._show(ReplicaState.STARTING)
             event = self._event(ReplicaState.STARTING, trace=self._trace)
-            await calls.tell_fleet(self._input.cell, event)
+            await timed(TELL_FLEET, calls.tell_fleet(self._input.cell, event))
             start = self._input.start
             if start is None:
                 raise calls.failed(Failure(reason=Reason.INTERNAL, detail="a start without shards was asked for"))
             started, failure = await self._start_shards(start, starting)
             if failure is not None:
                 fail(starting, failure)
-                return failure
+                await timed(TELL_FLEET, self._tell_end(await self._cleared(failure)))
+                return False
             if started is None:
-                fail(starting, Failure(reason=Reason.CANCELLED, detail="it was told to stop while it started"))
-                return None
+                fail(starting, self._interruption())
+                return True
             self._show(ReplicaState.SERVING)
             for shard in started:
                 self._note(shard.measured)
             event = self._event(ReplicaState.SERVING, endpoint=started[0].endpoint)
-            await calls.tell_fleet(self._input.cell, event)
-            return None
+            await timed(TELL_FLEET, calls.tell_fleet(self._input.cell, event))
+            return True
 
     async def _start_shards(self, start: StartShards, starting: Span) -> Outcome:
         replica = self._input.replica
@@ -216,8 +239,9 @@ class Replica:
         if grace_s is not None:
             request = request.model_copy(update={"grace_s": grace_s})
         while True:
+            begun = workflow.time_ns()
             try:
-                stopped = await calls.stop_shard(node, request)
+                stopped = await calls.stop_shard(node, request.model_copy(update={"asked_ns": begun}))
             except ActivityError as error:
                 if is_cancelled_exception(error) and workflow.patched(LET_GO):
                     return
@@ -225,6 +249,7 @@ class Replica:
                 await workflow.sleep(STOP_AGAIN_S, summary=f"{node} did not stop {self._input.replica}: again"[:190])
             else:
                 self._note(stopped.measured)
+                answered(stopped.ended_ns, begun)
                 return
 
     def _note(self, measured: Measured | None) -> None:
@@ -277,6 +302,12 @@ class Replica:
     def _interrupted(self) -> bool:
         return self._gone or any(command.name == messages.SIGNAL_STOP for command in self._commands)
 
+    def _interruption(self) -> Failure:
+        if self._gone:
+            nodes = ", ".join(self._lost_nodes or self._nodes())
+            return Failure(reason=Reason.NODE_LOST, detail=f"{nodes} is lost")
+        return Failure(reason=Reason.CANCELLED, detail="it was told to stop while it started")
+
     def _nodes(self) -> list[str]:
         return [shard.node for shard in self._input.shards]
 
@@ -314,6 +345,7 @@ class Replica:
             trace=trace,
             left_in_flight=left_in_flight,
             measured=self._measured,
+            at=workflow.time(),
         )
 
     def _show(self, state: str, failure: Failure | None = None) -> None:

@@ -1,10 +1,12 @@
-"""Spans inside workflows: true start times, the cause on errors, and contexts that travel as text.
+"""Spans inside workflows: true times, waits once they are over, causes on errors, and contexts that travel as text.
 
 Only the OpenTelemetry API is used. While tracing is off every span is the no-op one and `traceparent` is "".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -16,10 +18,18 @@ from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from temporalio.exceptions import is_cancelled_exception
 
 from activities.contract import SEARCH_TRACE
-from fleet.reasons import Failure, Reason
+from fleet.reasons import Failure
 from fleet.trace_ids import trace_id_of
+from workflows.calls import failure_of
 
 TRACER = trace.get_tracer("llmgw.workflows")
+EPOCH = datetime.fromtimestamp(0, UTC)
+ResultT = TypeVar("ResultT")
+
+WAIT_FOR_WORKER = "wait for worker"
+"""Span of the way of a message between workflows, until a worker takes it up."""
+TELL_FLEET = "tell fleet"
+"""Span of a message to Fleet, until it is taken."""
 
 TRACE = SearchAttributeKey.for_keyword(SEARCH_TRACE)
 
@@ -32,14 +42,17 @@ def span(
     kind: SpanKind = SpanKind.INTERNAL,
     start_ns: int | None = None,
     links: Sequence[Link] = (),
+    root: bool = False,
 ) -> Iterator[Span]:
     """A span around a piece of a workflow; an exception that leaves it makes it an error with its cause.
 
     `start_ns` is nanoseconds since the epoch; the workflow's own time where it is not given, so that a replay gives
     the span its original start. Open it in `run` or what it calls, never in `__init__`, a query or a validator.
+    `root`: it begins a trace of its own.
     """
     opened = TRACER.start_span(
         name,
+        context=Context() if root else None,
         kind=kind,
         attributes=dict(attributes),
         links=list(links),
@@ -51,13 +64,10 @@ def span(
     except BaseException as error:
         if not ends(error):
             raise  # it is opened anew, with the same ids; ending it here would export it early
-        if is_cancelled_exception(error):
-            fail(opened, Failure(reason=Reason.CANCELLED, detail="it was cancelled"))
-        else:
-            opened.set_status(Status(StatusCode.ERROR, str(error)))
-        opened.end()
+        fail(opened, failure_of(error))
+        opened.end(end_time=workflow.time_ns())
         raise
-    opened.end()
+    opened.end(end_time=workflow.time_ns())
 
 
 def ends(error: BaseException) -> bool:
@@ -68,6 +78,36 @@ def ends(error: BaseException) -> bool:
     if isinstance(error, GeneratorExit) or not workflow.in_workflow():
         return False
     return is_cancelled_exception(error) or workflow.is_failure_exception(error)
+
+
+def past(name: str, since_ns: int, attributes: Mapping[str, AttributeValue] | None = None) -> None:
+    """A span of a wait that is over now, beneath the current one; none where it took no time.
+
+    For waits whose end says what they were, and beside calls that carry the current span: what is called then hangs
+    on the step and not on the wait. `since_ns` may be another machine's clock.
+    """
+    now = workflow.time_ns()
+    if since_ns < now:
+        TRACER.start_span(name, attributes=dict(attributes or {}), start_time=since_ns).end(end_time=now)
+
+
+def answered(ended_ns: int, begun_ns: int) -> None:
+    """The way back of a node's answer, given at `ended_ns`; 0 where the node makes no spans, and it is not known."""
+    if ended_ns:
+        past(WAIT_FOR_WORKER, max(begun_ns, ended_ns))
+
+
+async def timed(name: str, call: Awaitable[ResultT]) -> ResultT:
+    """Await a call; afterwards a span of it stands beneath the current one, see `past`."""
+    since = workflow.time_ns()
+    result = await call
+    past(name, since)
+    return result
+
+
+def asked_ns() -> int:
+    """When this run was asked for, by the server's clock: earlier than its first task if all workers were busy."""
+    return (workflow.info().workflow_start_time - EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def instant(name: str, attributes: Mapping[str, AttributeValue]) -> None:

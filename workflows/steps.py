@@ -11,7 +11,7 @@ from activities.contract import STEPS, StepState, StepStatus
 from fleet.metrics import JOB_STEP
 from workflows.calls import failed, failure_of
 from workflows.numbers import measure
-from workflows.spans import ends, fail, instant, span
+from workflows.spans import ends, fail, instant, past, span
 
 
 class Step:
@@ -20,10 +20,24 @@ class Step:
     def __init__(self, span: Span, show: Callable[[str], None]) -> None:
         self.span = span
         self._show = show
+        self._part = ""
+        self._since_ns = workflow.time_ns()
 
     def say(self, detail: str) -> None:
         """Replace the detail."""
         self._show(detail)
+
+    def part(self, name: str, *, before: str = "") -> None:
+        """From now on it does this, under a span of its own: for a step that had to wait for something. What it did
+        until now was `before`."""
+        self.close_part(before)
+        self._part, self._since_ns = name, workflow.time_ns()
+
+    def close_part(self, otherwise: str = "") -> None:
+        """The part under way is over; one that was not named is `otherwise`, or the step itself."""
+        name = self._part or otherwise
+        if name:
+            past(name, self._since_ns)
 
 
 class Steps:
@@ -53,17 +67,20 @@ class Steps:
         """One step: done when the block ends, failed when an error leaves it, as an ApplicationError with the cause."""
         self._set(name, state=StepState.RUNNING, started_at=workflow.time())
         with span(name, {}) as opened:
+            step = Step(opened, lambda detail: self._set(name, detail=detail))
             try:
-                yield Step(opened, lambda detail: self._set(name, detail=detail))
+                yield step
             except BaseException as error:
                 if not ends(error):
                     raise  # the step is still running
+                step.close_part()
                 failure = failure_of(error)
                 self._end(name, StepState.FAILED, opened, failure.line, failure.reason.value)
                 fail(opened, failure)
                 if is_cancelled_exception(error):
                     raise
                 raise failed(failure) from error
+            step.close_part()
             self._end(name, StepState.DONE, opened, self._rows[name].detail)
 
     def _end(self, name: str, state: StepState, opened: Span, detail: str, reason: str = "") -> None:

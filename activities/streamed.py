@@ -1,0 +1,43 @@
+"""A streamed completion joined into the answer that would have come in one piece, with the moment of its first text."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import httpx
+
+DATA, DONE = "data:", "[DONE]"
+
+
+class Joined(NamedTuple):
+    """One answer."""
+
+    body: str
+    """As it came; of a stream, the JSON of what was joined, or what could not be."""
+    first_ns: int
+    """When its first text came; nanoseconds since the epoch. For what did not stream, when all was there."""
+
+
+async def joined(response: httpx.Response) -> Joined:
+    """Read the whole answer. Engines that do not stream answer in one piece. Raises what httpx raises."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        await response.aread()
+        return Joined(response.text, time.time_ns())
+    text, usage, first_ns, came = "", None, 0, False
+    async for line in response.aiter_lines():
+        data = line.removeprefix(DATA).strip()
+        if not line.startswith(DATA) or data == DONE:
+            continue
+        try:
+            chunk = json.loads(data)
+            said = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return Joined(data, time.time_ns())
+        came, text, usage = True, text + said, chunk.get("usage") or usage
+        first_ns = first_ns or (time.time_ns() if said else 0)
+    return Joined(_answer(text, usage) if came else "", first_ns)
+
+
+def _answer(text: str, usage: Mapping[str, Any] | None) -> str:
+    return json.dumps({"choices": [{"message": {"content": text}}], "usage": usage})

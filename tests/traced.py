@@ -1,0 +1,106 @@
+"""A traced system for tests: real processes, the stand-in for llama.cpp as engine, and the spans of its files."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import WorkflowFailureError, WorkflowHandle
+
+from activities.contract import JobResult
+from cli.span_tree import TraceNode, tree
+from cli.spans import Span, SpanStore
+from fleet.trace_ids import trace_id_of
+from tests import sglang_env
+from tests.ggufs import gguf
+from tests.system import System, system
+from tests.waiting import until
+
+STAND_IN = sglang_env.STAND_IN / "llamacpp"
+EXPORTED_S = 30.0
+"""Exporters write with a delay of a fifth of a second; a busy machine takes longer."""
+
+
+class Traced:
+    """One system and what its trace files hold."""
+
+    def __init__(self, running: System) -> None:
+        self.system = running
+        self.model = running.home / "tiny.gguf"
+        self.model.write_bytes(gguf())
+        self.python = sglang_env.make(running.home / "engine", STAND_IN)
+
+    def start_agent(self, node: str, **settings: Any) -> None:
+        engines = {"llamacpp": {"bin": str(self.python)}}
+        self.system.start_agent(node, **{"engines": engines, "memory": "1GiB", **settings})
+
+    async def serve(self, name: str, *, how: str = "", **request: Any) -> WorkflowHandle[Any, JobResult]:
+        """A job; `how` tells its engine how to fail."""
+        args = {"args": [f"stand_in={how}"]} if how else {}
+        return await self.system.job({"repo": f"file:{self.model}", "name": name, "concurrency": 1, **args, **request})
+
+    async def remove(self, name: str) -> None:
+        await (await self.system.job({"kind": "remove", "name": name})).result()
+
+    def store(self) -> SpanStore:
+        found = SpanStore()
+        for file in (self.system.home / "traces").glob("*.jsonl"):
+            found.read(file.read_text().splitlines())
+        return found
+
+    async def named(self, name: str, count: int = 1, **attributes: object) -> list[Span]:
+        """The spans of this name with these attributes (`__` for a dot), once there are that many; the oldest first."""
+        wanted = {f"llmgw.{key.replace('__', '.')}": value for key, value in attributes.items()}
+
+        def there() -> list[Span]:
+            found = [
+                span
+                for span in self.store().spans.values()
+                if span.name == name and all(span.attributes.get(key) == value for key, value in wanted.items())
+            ]
+            return sorted(found, key=lambda span: span.start_ns) if len(found) >= count else []
+
+        return await until(there, EXPORTED_S)
+
+    async def tree_of(self, job: WorkflowHandle[Any, Any]) -> TraceNode:
+        """A job's whole trace, once its root is written."""
+        status = await self.system.status(job)
+        await self.named(f"{status.kind} model", job=job.id)
+        (root,) = tree(self.store(), trace_id_of(status.trace))
+        return root
+
+    def raw(self) -> Iterator[dict[str, Any]]:
+        """Every span of every export, as written: also one that was exported twice."""
+        for file in (self.system.home / "traces").glob("*.jsonl"):
+            for line in file.read_text().splitlines():
+                for resource in json.loads(line)["resourceSpans"]:
+                    for scope in resource["scopeSpans"]:
+                        yield from scope["spans"]
+
+
+async def failure_of(job: WorkflowHandle[Any, Any]) -> str:
+    """Wait until a job has failed; with what."""
+    try:
+        result = await job.result()
+    except WorkflowFailureError as error:
+        return str(error.cause)
+    raise AssertionError(f"it did not fail: {result}")
+
+
+def find(node: TraceNode, name: str) -> list[TraceNode]:
+    """All spans of a name in a tree."""
+    below = [found for child in node.children for found in find(child, name)]
+    return [node, *below] if node.span.name == name else below
+
+
+@contextlib.asynccontextmanager
+async def traced(home: Path, *, agent: bool = True, **server: Any) -> AsyncIterator[Traced]:
+    """Worker and, by default, the agent n1; `server` are settings of server.yaml."""
+    async with system(home) as running:
+        made = Traced(running)
+        running.start_worker(**server)
+        if agent:
+            made.start_agent("n1")
+            await running.ready("n1")
+        yield made
