@@ -20,6 +20,7 @@ from fleet.render import size
 from fleet.spec import JobKind
 from fleet.steps import StepKind
 from runtime.config import AgentConfig, Section, ServerConfig, load
+from workflows.messages import Wait
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -157,7 +158,20 @@ SPANS = (
     *STEPS,
     *(f"{kind.value} model" for kind in JobKind),
     "check model",
+    *(wait.value for wait in Wait),
     "wait for turn",
+    "wait for hub",
+    "look up",
+    "wait for worker",
+    "wait for node",
+    "wait for install",
+    "tell fleet",
+    "node lost",
+    "node left",
+    "interrupted start",
+    "note start",
+    "check memory",
+    "measure memory",
     "reconcile",
     "place",
     "start replica",
