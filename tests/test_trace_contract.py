@@ -125,7 +125,7 @@ async def test_5_a_job_that_fails_or_is_cancelled_is_an_error(running: Traced) -
     assert root.span.error is not None
     assert root.span.error == one(root, "registry").span.error
 
-    waiting = await running.serve("patient", memory=BIG)
+    await (await running.serve("patient", memory=BIG)).result()
     other = await running.serve("patient2", memory=BIG)
 
     async def waits() -> bool:
@@ -141,7 +141,6 @@ async def test_5_a_job_that_fails_or_is_cancelled_is_an_error(running: Traced) -
         assert span.attributes["llmgw.reason"] == Reason.CANCELLED.value
         assert span.error is not None
     assert one(one(root, "placement"), "wait for room").span.attributes["llmgw.detail"].startswith("0/1 nodes fit")
-    await waiting.result()
 
     # What is terminated takes its open spans with it: its steps that had ended are there, once, and nothing else is.
     ended = await running.serve("ended", memory=BIG)
