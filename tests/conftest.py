@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
@@ -12,6 +13,10 @@ from temporalio.testing import WorkflowEnvironment
 from activities import contract
 from runtime.temporal import llmgw_plugin, register_search_attributes
 from tests.real_engine import VLLM, prepare, prepare_vllm
+
+# How long an example may take is no property of what it tests: a busy machine is no counter-example.
+hypothesis.settings.register_profile("llmgw", deadline=None)
+hypothesis.settings.load_profile("llmgw")
 
 WITHOUT_ENGINE = pytest.StashKey[str]()
 

@@ -238,10 +238,10 @@ async def test_a_cancelled_job_leaves_a_model_that_another_job_wants(cell: Cell)
         await until(lambda: bool(node.started))
         second = await cell.start(SERVE)
 
-        async def placed() -> bool:
-            return (await cell.status(second)).steps[4].state == "running"
+        async def queued() -> bool:
+            return (await cell.status(second)).steps[0].detail == f"waits for {first.id} on the same model"
 
-        await until(placed)
+        await until(queued, 30.0)
         await first.cancel()
         with pytest.raises(WorkflowFailureError):
             await first.result()
