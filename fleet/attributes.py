@@ -30,6 +30,8 @@ ATTRIBUTES: dict[str, str] = {
     "llmgw.replica": "the replica",
     "llmgw.generation": "which start of it",
     "llmgw.rank": "the shard",
+    "llmgw.nodes": "the nodes of a gang, by rank",
+    "llmgw.rendezvous": "`address:port` where the shards of a gang meet",
     "llmgw.node": "the node",
     "llmgw.engine": "`llamacpp`, `vllm` or `sglang`",
     "llmgw.version": "the engine's version",

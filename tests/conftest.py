@@ -39,6 +39,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.stash[WITHOUT_ENGINE] = prepare()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes, or is steady on an idle machine only, runs where somebody asks for it."""
+    if os.environ.get("LLMGW_TEST_LONG"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="long: set LLMGW_TEST_LONG=1 to run it"))
+
+
 @pytest.fixture(scope="session")
 def real_engine(pytestconfig: pytest.Config) -> None:
     """For tests that need the real engine and model."""

@@ -28,8 +28,16 @@ def server_process(address: str) -> psutil.Process:
     """The dev server, a child of this process, that listens there."""
     port = address.rpartition(":")[2]
     children = psutil.Process().children(recursive=True)
-    (found,) = (child for child in children if {"start-dev", port} <= set(child.cmdline()))
+    (found,) = (child for child in children if {"start-dev", port} <= set(_command(child)))
     return found
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Empty where it has ended and nobody has waited for it yet."""
+    try:
+        return process.cmdline()
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return []
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ from tests.system import System, system
 from tests.test_traces import named
 from tests.waiting import until
 
-pytestmark = [pytest.mark.usefixtures("real_vllm", "real_engine"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("real_vllm", "real_engine"), pytest.mark.timeout(1200)]
 
 START_S = 400.0
 """A start on two cores that others use too."""

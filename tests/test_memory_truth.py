@@ -122,6 +122,7 @@ async def test_llamacpp_holds_what_was_estimated(architecture: str, real_engine:
     assert close(expected.total, measured), f"{expected} is {expected.total / measured:.3f} of {measured:,}"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # its start alone takes twenty seconds on a quiet machine, and minutes on a busy one
 @pytest.mark.parametrize("kind", CONFIGS)
 async def test_vllm_holds_what_was_estimated(kind: str, real_vllm: Path, tmp_path: Path) -> None:

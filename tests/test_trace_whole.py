@@ -19,7 +19,7 @@ from tests.light_node import LightNode
 from tests.stub_hub import Fault, stub_hub
 from tests.traced import Traced, find, traced
 
-pytestmark = pytest.mark.usefixtures("real_engine")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("real_engine")]
 
 WHOLE = 0.99
 AT_ONCE = 3

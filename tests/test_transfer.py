@@ -117,7 +117,7 @@ async def test_symlink_in_the_partial_directory_is_not_followed(tmp_path: Path, 
 async def test_missing_source(target: Path, tmp_path: Path) -> None:
     reason, detail = await failure(asyncio.ensure_future(bring(DATA, (tmp_path / "none").as_uri(), target)))
     assert reason is Reason.WEIGHTS_MISSING
-    assert "none/model.gguf" in detail
+    assert f"{tmp_path}/none/" in detail
     assert left(target) == set()
 
 
@@ -284,7 +284,7 @@ async def test_killed_fetch_is_continued_where_it_was(target: Path) -> None:
         fetched = await bring(data, hub.url, target)
         assert fetched.copied_bytes == len(data["second.gguf"]) - had
         ranges = [headers["range"] for _, path, headers in hub.requests[asked:] if "second" in path]
-        assert f"bytes={had}-" in ranges[0]
+        assert min(int(one.removeprefix("bytes=").partition("-")[0]) for one in ranges) == had
         assert len(hub.asked("first")) == 1
     assert holds(target, data)
 

@@ -31,7 +31,7 @@ from tests.otlp_receiver import Receiver, receiver
 from tests.system import System, free_ports, system
 from tests.waiting import until
 
-pytestmark = [pytest.mark.usefixtures("real_vllm", "real_engine"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("real_vllm", "real_engine"), pytest.mark.timeout(1200)]
 
 VLLM = ADAPTERS[Engine.VLLM]
 START_S = 300.0
