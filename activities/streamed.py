@@ -24,7 +24,7 @@ async def joined(response: httpx.Response) -> Joined:
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         await response.aread()
         return Joined(response.text, time.time_ns())
-    text, usage, first_ns, came = "", None, 0, False
+    text, usage, model, first_ns, came = "", None, "", 0, False
     async for line in response.aiter_lines():
         data = line.removeprefix(DATA).strip()
         if not line.startswith(DATA) or data == DONE:
@@ -34,10 +34,11 @@ async def joined(response: httpx.Response) -> Joined:
             said = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return Joined(data, time.time_ns())
-        came, text, usage = True, text + said, chunk.get("usage") or usage
+        came, text = True, text + said
+        usage, model = chunk.get("usage") or usage, chunk.get("model") or model
         first_ns = first_ns or (time.time_ns() if said else 0)
-    return Joined(_answer(text, usage) if came else "", first_ns)
+    return Joined(_answer(text, usage, model) if came else "", first_ns)
 
 
-def _answer(text: str, usage: Mapping[str, Any] | None) -> str:
-    return json.dumps({"choices": [{"message": {"content": text}}], "usage": usage})
+def _answer(text: str, usage: Mapping[str, Any] | None, model: object) -> str:
+    return json.dumps({"model": model, "choices": [{"message": {"content": text}}], "usage": usage})

@@ -152,7 +152,7 @@ async def test_the_trace_of_a_start_and_a_stop(running: System) -> None:
         assert start.attributes[key] == value
     asked = by_name["smoke test"].attributes
     assert (asked["gen_ai.operation.name"], asked["gen_ai.request.model"]) == ("chat", "tiny")
-    assert asked["server.address"] == "127.0.0.1"
+    assert (asked["gen_ai.response.model"], asked["server.address"]) == ("tiny", "127.0.0.1")
     assert int(asked["gen_ai.usage.input_tokens"]) > 0
     assert int(asked["gen_ai.usage.output_tokens"]) > 0
     assert by_name["fetch weights"].attributes["llmgw.weights.outcome"] == "mirror"
