@@ -292,6 +292,9 @@ class Snapshot(Record):
     """Fleet's state as one payload."""
 
     state: FleetState
+    now: float = 0.0
+    """Fleet's clock: seconds of the epoch when it last did something. No deadline of its state lies between that and
+    the true time, or it would have done something then."""
     committed_by: str = ""
     """The pass whose plan was committed last: a pass that was killed after its commit finds its plan here."""
     committed: Plan = Plan()

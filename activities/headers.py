@@ -15,7 +15,7 @@ from fleet.shape_config import shape_from_config
 from fleet.shape_gguf import shape_from_gguf
 from fleet.spec import Format, ModelFile
 from runtime.mirrors import Reader
-from runtime.sources import Source
+from runtime.sources import Ranged
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def read_shape(model: Files, opened: Opening, args: tuple[str, ...] = ()) -> Mod
     return _of_gguf(model, opened) if model.format is Format.GGUF else _of_config(model, opened, args)
 
 
-def of_source(source: Source, loop: asyncio.AbstractEventLoop) -> Opening:
+def of_source(source: Ranged, loop: asyncio.AbstractEventLoop) -> Opening:
     """Files of a source, read from threads other than that of its event loop."""
 
     @contextmanager
@@ -71,7 +71,7 @@ def of_source(source: Source, loop: asyncio.AbstractEventLoop) -> Opening:
 
 
 class _SourceReader:
-    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop, file: ModelFile) -> None:
+    def __init__(self, source: Ranged, loop: asyncio.AbstractEventLoop, file: ModelFile) -> None:
         self._source = source
         self._loop = loop
         self._file = file

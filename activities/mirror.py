@@ -17,7 +17,7 @@ from runtime.http_source import HttpSource, host_of
 from runtime.mirrors import is_directory, is_web
 from runtime.objects import StoreSource
 from runtime.progress import reporting
-from runtime.sources import FileSource, Source
+from runtime.sources import FileSource, Ranged
 from runtime.threads import in_thread
 from runtime.transfer import Fetched, discard, fetch
 
@@ -73,7 +73,7 @@ class Mirror:
             await shelf.clear(weights.mirror)
 
     async def _copy(
-        self, resolved: ResolvedModel, source: Source, url: str, show: Callable[[int, int], None]
+        self, resolved: ResolvedModel, source: Ranged, url: str, show: Callable[[int, int], None]
     ) -> Fetched:
         if is_web(url):
             return await shelf.look(resolved.files, url)
@@ -106,7 +106,7 @@ def hub_headers(hub: HubConfig, resolved: ResolvedModel, token_name: str) -> Map
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def origin(resolved: ResolvedModel, headers: Mapping[str, str]) -> Source:
+def origin(resolved: ResolvedModel, headers: Mapping[str, str]) -> Ranged:
     """Where the files come from, as their URLs say."""
     urls = {file.path: file.url for file in resolved.files}
     if all(url.startswith("file:") for url in urls.values()):

@@ -37,7 +37,8 @@ class Offers:
     def add(self, directory: Path) -> None:
         """A model is here whole."""
         found = {
-            digest: Offer(directory / name, size, size) for name, (digest, size) in manifest.read(directory).items()
+            known.sha256: Offer(directory / name, known.size, known.size)
+            for name, known in manifest.read(directory).items()
         }
         with self._guard:
             self._whole.update(found)

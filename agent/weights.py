@@ -170,10 +170,10 @@ class WeightStore:
     def _local(self, weights: Weights) -> Callable[[ModelFile], Sequence[Path]]:
         """Files of this machine that may be it: of other models here, and of the hub's own cache."""
         others = {
-            digest: path / name
+            known.sha256: path / name
             for path in self._models()
             if path.name != weights.model_id
-            for name, (digest, _) in manifest.read(path).items()
+            for name, known in manifest.read(path).items()
         }
 
         def find(file: ModelFile) -> Sequence[Path]:

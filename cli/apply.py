@@ -68,7 +68,7 @@ def apply(
 async def _apply(file: Path, *, prune: bool, wait: bool, quiet: bool) -> tuple[Applied, ...]:
     session = await open_session()
     requests = read_models(file, session.cell)
-    changes = compare(await session.snapshot(), requests, prune=prune)
+    changes = compare(await session.state(), requests, prune=prune)
     tell = note if quiet else say
     if changes.none:
         tell(f"nothing to do: {summary_of_same(len(changes.same))}")

@@ -79,5 +79,5 @@ def verdict_row(verdict: Verdict) -> tuple[str, ...]:
 
 
 async def _explained(name: str) -> Explanation:
-    state = await (await open_session()).snapshot()
+    state = await (await open_session()).state()
     return reasons.explain(state, find_model(state, name))

@@ -93,7 +93,7 @@ async def _follow_json(session: Session, handle: jobs.JobHandle) -> None:
 
 
 async def _fleet() -> FleetState:
-    return await (await open_session()).snapshot()
+    return await (await open_session()).state()
 
 
 async def _recent(limit: int) -> tuple[JobView, ...]:

@@ -80,7 +80,7 @@ async def wait_until_empty(session: Session, name: str, tell: Callable[[str], No
     said = ""
     told: set[ForcedEnd] = set()
     while True:
-        state = await session.snapshot()
+        state = await session.state()
         node = state.nodes.get(name)
         for forced in state.forced:
             if node is not None and name in forced.nodes and forced.at >= node.since and forced not in told:
@@ -118,7 +118,7 @@ async def _asked(update: str, name: str) -> None:
 
 
 async def _fleet() -> FleetState:
-    return await (await open_session()).snapshot()
+    return await (await open_session()).state()
 
 
 def _brief(state: FleetState, replica: ReplicaRecord) -> str:

@@ -1,18 +1,17 @@
 """`ctl model plan`: what an apply would do, and to whom, without doing it."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from activities.contract import Snapshot
 from cli.console import JsonFlag, print_json, run, say
 from cli.models_file import Changes, compare, read_models
 from cli.session import open_session
 from fleet.forecast import PASSES, Pass, Unplanned, passes, wish
 from fleet.plan_text import explained_lines, plan_lines
 from fleet.records import Record
-from fleet.state import FleetState
 from fleet.steps import Step
 
 FileOption = Annotated[
@@ -64,9 +63,9 @@ def plan(
 
 def show_plan(file: Path, *, prune: bool, verbose: bool, as_json: bool) -> None:
     """Print it."""
-    state, changes = run(_asked(file, prune=prune))
-    now = time.time()
-    wished, unplanned = wish(state, [one.request for one in changes.serve], changes.remove, now)
+    fleet, changes = run(_asked(file, prune=prune))
+    now = fleet.now  # what it compares with deadlines and ages: the clock of this machine may be another
+    wished, unplanned = wish(fleet.state, [one.request for one in changes.serve], changes.remove, now)
     # What the fleet does for other reasons is not this file's doing.
     found = () if changes.none else passes(wished, now)
     if as_json:
@@ -110,8 +109,8 @@ def plan_text(
     return lines
 
 
-async def _asked(file: Path, *, prune: bool) -> tuple[FleetState, Changes]:
+async def _asked(file: Path, *, prune: bool) -> tuple[Snapshot, Changes]:
     session = await open_session()
     requests = read_models(file, session.cell)
-    state = await session.snapshot()
-    return state, compare(state, requests, prune=prune)
+    fleet = await session.snapshot()
+    return fleet, compare(fleet.state, requests, prune=prune)

@@ -125,11 +125,11 @@ def _elsewhere(record: ReplicaRecord, nodes: list[NodeRecord]) -> str:
 
 async def _views() -> tuple[ReplicaView, ...]:
     session = await open_session()
-    views = replica_views(await session.snapshot())
+    views = replica_views(await session.state())
     starting = [view.id for view in views if view.state in (ReplicaState.PLACED, ReplicaState.STARTING)]
     told = await doing(session.client, session.cell, starting)
     return tuple(view.model_copy(update={"doing": told.get(view.id, "")}) for view in views)
 
 
 async def _fleet() -> FleetState:
-    return await (await open_session()).snapshot()
+    return await (await open_session()).state()

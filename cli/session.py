@@ -40,9 +40,13 @@ class Session:
         """Of the Temporal that was reached."""
         return self.client.service_client.config.target_host
 
-    async def snapshot(self) -> FleetState:
+    async def state(self) -> FleetState:
         """The fleet as it is now."""
         return await fleet_state(self.client, self.cell)
+
+    async def snapshot(self) -> Snapshot:
+        """The same, with what the fleet's clock says."""
+        return await fleet_snapshot(self.client, self.cell)
 
     async def update(self, name: str, wish: BaseModel | None = None) -> Done:
         """Ask Fleet for a change. Raises CtlError with the fleet's own sentence where it refuses."""
@@ -75,6 +79,11 @@ async def open_embedded(home: Home, address: str) -> Session:
 
 
 async def fleet_state(client: Client, cell: str, timeout: timedelta = QUERY_TIMEOUT) -> FleetState:
+    """Ask Fleet for its state. Raises CtlError as `fleet_snapshot`."""
+    return (await fleet_snapshot(client, cell, timeout)).state
+
+
+async def fleet_snapshot(client: Client, cell: str, timeout: timedelta = QUERY_TIMEOUT) -> Snapshot:
     """Ask Fleet. Raises CtlError when there is none, it has ended, or nobody answers for it."""
     handle = client.get_workflow_handle(fleet_id(cell))
     try:
@@ -89,7 +98,7 @@ async def fleet_state(client: Client, cell: str, timeout: timedelta = QUERY_TIME
         raise _unanswered(cell, error) from error
     except WorkflowQueryFailedError as error:
         raise CtlError(f"fleet {cell} cannot say how it is: {error}") from error
-    return answer.state
+    return answer
 
 
 def _unanswered(cell: str, error: Exception) -> CtlError:

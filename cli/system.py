@@ -182,7 +182,7 @@ async def _status(home: Home) -> StatusView:
     try:
         session = await open_session()
         address = session.address
-        fleet = await session.snapshot()
+        fleet = await session.state()
     except (UnreachableError, CtlError) as error:
         problem = str(error)
     state = fleet or FleetState()

@@ -124,7 +124,7 @@ def _configured(home: Home) -> TraceStoreConfig:
 async def _ask(subject: str) -> Found:
     session = await open_session()
     try:
-        replica = (await session.snapshot()).replicas.get(subject)
+        replica = (await session.state()).replicas.get(subject)
     except CtlError:
         replica = None  # a job can answer where the fleet is gone
     if replica is not None:

@@ -11,8 +11,8 @@ from runtime import disk
 MANIFEST = ".llmgw.json"
 """Written inside the directory before it appears."""
 
-Recorded = Mapping[str, tuple[str, int]]
-"""SHA-256 and size by path."""
+Recorded = Mapping[str, ModelFile]
+"""Files with size and hashes, by path."""
 
 
 def read(directory: Path) -> Recorded:
@@ -33,7 +33,7 @@ def parse(text: bytes) -> Recorded:
         return {}
     if unsynced and unsynced != disk.boot():
         return {}
-    return {file.path: (file.sha256, file.size) for file in parsed}
+    return {file.path: file for file in parsed}
 
 
 def proven(directory: Path, files: Sequence[ModelFile]) -> tuple[ModelFile, ...] | None:
@@ -41,17 +41,22 @@ def proven(directory: Path, files: Sequence[ModelFile]) -> tuple[ModelFile, ...]
     recorded = read(directory)
     found = []
     for file in files:
-        digest, length = recorded.get(file.path, ("", -1))
-        differs = length != file.size or disk.regular_size(directory / file.path) != file.size
-        if differs or not digest or (file.sha256 and file.sha256 != digest):
+        known = recorded.get(file.path)
+        if known is None or not agrees(known, file) or disk.regular_size(directory / file.path) != file.size:
             return None
-        found.append(file.model_copy(update={"sha256": digest}))
+        found.append(file.model_copy(update={"sha256": known.sha256, "blake3": known.blake3}))
     return tuple(found)
+
+
+def agrees(known: ModelFile, file: ModelFile) -> bool:
+    """Whether a recorded file, verified once, can be the one that is wanted."""
+    pairs = ((known.sha256, file.sha256), (known.blake3, file.blake3))
+    return known.size == file.size and bool(known.sha256) and all(one == two for one, two in pairs if one and two)
 
 
 def dump(files: Sequence[ModelFile], boot: str = "") -> str:
     """The manifest's text. With `boot`, it counts only as long as the machine runs: see `settle`."""
-    entries = [file.model_dump(include={"path", "size", "sha256"}) for file in files]
+    entries = [file.model_dump(include={"path", "size", "sha256", "blake3"}) for file in files]
     return json.dumps({"files": entries, "boot": boot} if boot else {"files": entries}, indent=1)
 
 
@@ -73,8 +78,7 @@ def settle(directory: Path) -> None:
             parents.update("/".join(parts[:end]) for end in range(1, len(parts)))
         for parent in sorted(parents, reverse=True):
             _sync(parent or ".", root)
-        files = [ModelFile(path=path, size=size, sha256=digest) for path, (digest, size) in recorded.items()]
-        _write(root, dump(files))
+        _write(root, dump(list(recorded.values())))
         os.fsync(root)
     except FileNotFoundError:
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import urlsplit
 
-STEP = 256 * 1024
+STEP = 1024**2
 """Bytes of one read at most; after each the count moves on."""
 
 
@@ -29,12 +29,12 @@ class Pace:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """What came back, before its bytes."""
 
     status: int
     headers: Mapping[str, str]
-    got: int = 0
-    """Bytes that are in the view now."""
+    length: int = 0
+    """Bytes that follow."""
 
 
 class PeerWire:
@@ -75,52 +75,71 @@ class Exchange:
         self._wire = wire
         self._connection = connection
         self._silent_s = silent_s
+        self._response: HTTPResponse | None = None
+        self._cut = False
         self.got = 0
         """Bytes so far."""
 
     def cut(self) -> None:
         """End it, also while a thread waits for its bytes."""
+        self._cut = True
         opened = self._connection.sock
         if opened is not None:
             with suppress(OSError):  # it has ended by itself
                 opened.shutdown(socket.SHUT_RDWR)
 
-    def get(self, path: str, headers: Mapping[str, str], offset: int, view: memoryview) -> Answer:
-        """Ask for the range that fills `view`, and take what comes of it. Raises BrokenError."""
+    def ask(self, path: str, headers: Mapping[str, str], offset: int, length: int) -> Answer:
+        """Ask for a range; `take` gives its bytes where the status is 206. Raises BrokenError."""
         connection = self._connection
-        whole = False
         try:
             if connection.sock is None:
                 _connect(connection, self._silent_s)
-            sent = {**headers, "Range": f"bytes={offset}-{offset + len(view) - 1}"}
-            connection.request("GET", path, headers=sent)
+            connection.request("GET", path, headers={**headers, "Range": f"bytes={offset}-{offset + length - 1}"})
             response = connection.getresponse()
-            if response.status == 206:
-                self._receive(response, view)
-            else:
+            if response.status != 206:
                 response.read()
-            whole = response.isclosed() and not response.will_close
-            return Answer(response.status, dict(response.headers), self.got)
+            if self._cut:  # nobody waits for it, and nobody else will close it
+                raise BrokenError("it was cut off")
+        except BrokenError:
+            connection.close()
+            raise
         except (HTTPException, OSError) as error:
-            if self.got:
-                return Answer(206, {}, self.got)
-            raise BrokenError(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
-        finally:
-            if whole:
-                self._wire.keep(connection)
-            else:
-                connection.close()
+            connection.close()
+            raise BrokenError(_said(error)) from error
+        self._response = response
+        return Answer(response.status, dict(response.headers), response.length or 0)
 
-    def _receive(self, response: HTTPResponse, view: memoryview) -> None:
-        while self.got < len(view):
-            got = response.readinto(view[self.got : self.got + STEP])
-            if not got:
-                break
-            self.got += got
-        if not self.got:
-            raise BrokenError("the connection ended early")
+    def take(self, view: memoryview) -> int:
+        """The next bytes, until the view is full or they end, also too early. Raises BrokenError before the first."""
+        if self._response is None:
+            raise BrokenError("nothing was asked for")
+        filled = 0
+        try:
+            while filled < len(view):
+                got = self._response.readinto(view[filled : filled + STEP])
+                if not got:
+                    break
+                filled += got
+                self.got += got
+        except (HTTPException, OSError) as error:
+            if not self.got:
+                raise BrokenError(_said(error)) from error
+            self._response.close()  # what came is taken, and the next request tells how the peer is
+        return filled
+
+    def end(self) -> None:
+        """Keep the connection where its answer was read to the end; otherwise close it."""
+        response = self._response
+        if response is not None and response.isclosed() and not response.will_close and self._connection.sock:
+            self._wire.keep(self._connection)
+        else:
+            self._connection.close()
 
 
 def _connect(connection: HTTPConnection, silent_s: float) -> None:
     connection.connect()
     connection.sock.settimeout(silent_s)
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

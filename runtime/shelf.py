@@ -16,9 +16,10 @@ from fleet.repos import INDEX, check_paths
 from fleet.safetensors import MAX_INDEX, check_index
 from fleet.spec import ModelFile
 from runtime import manifest
+from runtime.hashes import Hashes, Hashing
 from runtime.manifest import MANIFEST
 from runtime.objects import open_store, told
-from runtime.sources import Source
+from runtime.sources import Ranged
 from runtime.stream import Buffers, stream
 from runtime.transfer import Fetched
 
@@ -33,7 +34,7 @@ TRIES = 2
 
 
 async def fill(
-    files: Sequence[ModelFile], source: Source, url: str, *, progress: Callable[[int, int], None]
+    files: Sequence[ModelFile], source: Ranged, url: str, *, progress: Callable[[int, int], None]
 ) -> Fetched:
     """Have exactly these files beneath `url`, each verified; what is there and right is not uploaded again.
 
@@ -59,7 +60,10 @@ async def fill(
 
 
 async def look(files: Sequence[ModelFile], url: str) -> Fetched:
-    """What a mirror that is only read holds. Raises StepError: WEIGHTS_MISSING where it lacks these files."""
+    """What a mirror that is only read holds. Raises StepError: WEIGHTS_MISSING where it lacks these files.
+
+    Its word on hashes that the hub does not publish is not taken: who filled it is not known.
+    """
     started = time.monotonic()
     known = await _Upload(open_store(url), url, None, lambda done, total: None, 0).proven(files)
     if known is None:
@@ -68,7 +72,8 @@ async def look(files: Sequence[ModelFile], url: str) -> Fetched:
             f"{url} does not hold these files with their {MANIFEST}; a mirror behind http: is only read: fill its "
             "directory with a worker that has it as `mirror.path`",
         )
-    return Fetched(known, 0, time.monotonic() - started, {})
+    unsaid = tuple(file.model_copy(update={"blake3": ""}) for file in known)
+    return Fetched(unsaid, 0, time.monotonic() - started, {})
 
 
 async def clear(url: str) -> None:
@@ -87,7 +92,7 @@ async def clear(url: str) -> None:
 class _Upload:
     store: ObjectStore
     url: str
-    source: Source | None
+    source: Ranged | None
     progress: Callable[[int, int], None]
     total: int
     copied: int = 0
@@ -99,27 +104,23 @@ class _Upload:
         recorded = manifest.parse(await self._maybe(MANIFEST))
         found = []
         for file in files:
-            digest, length = recorded.get(file.path, ("", -1))
-            if length != file.size or not digest or (file.sha256 and file.sha256 != digest):
+            known = recorded.get(file.path)
+            if known is None or not manifest.agrees(known, file) or await self._size(file.path) != file.size:
                 return None
-            if await self._size(file.path) != file.size:
-                return None
-            found.append(file.model_copy(update={"sha256": digest}))
+            found.append(file.model_copy(update={"sha256": known.sha256, "blake3": known.blake3}))
         return tuple(found)
 
     async def bring(self, file: ModelFile) -> ModelFile:
         """Have one object there."""
         proof = f"{PROOFS}/{hashlib.sha256(file.path.encode()).hexdigest()[:32]}.json"
         known = manifest.parse(await self._maybe(proof)).get(file.path)
-        digest = known[0] if known is not None and known[1] == file.size else ""
-        if not digest or (file.sha256 and digest != file.sha256) or await self._size(file.path) != file.size:
-            digest = await self._verified(file)
+        if known is None or not manifest.agrees(known, file) or await self._size(file.path) != file.size:
+            known = (await self._verified(file)).noted(file)
             with told(f"{self.url}/{proof}"):
-                text = manifest.dump([file.model_copy(update={"sha256": digest})])
-                await obstore.put_async(self.store, proof, text.encode())
+                await obstore.put_async(self.store, proof, manifest.dump([known]).encode())
         self._done += file.size
         self.progress(self._done, self.total)
-        return file.model_copy(update={"sha256": digest})
+        return file.model_copy(update={"sha256": known.sha256, "blake3": known.blake3})
 
     async def finish(self, files: Sequence[ModelFile]) -> None:
         """The manifest, and the proofs are not needed any more. Two workers may end at once: both wrote the same."""
@@ -137,20 +138,17 @@ class _Upload:
         with told(f"{self.url}/{path}"):
             return bytes(await obstore.get_range_async(self.store, path, start=0, end=MAX_INDEX + 1))
 
-    async def _verified(self, file: ModelFile) -> str:
+    async def _verified(self, file: ModelFile) -> Hashes:
         for attempt in range(TRIES):
             body = _Body(file, self)
-            digest = await self._put(file, body)
-            if digest is not None:
-                return digest
+            found = await self._put(file, body)
+            if found is not None:
+                return found
             if attempt == TRIES - 1:
-                raise StepError(
-                    Reason.WEIGHTS_CORRUPT,
-                    f"{file.path} has the SHA-256 {body.digest[:12]}…, {file.sha256[:12]}… is expected (fetched twice)",
-                )
+                raise StepError(Reason.WEIGHTS_CORRUPT, f"{body.wrong} (fetched twice)")
         raise StepError(Reason.INTERNAL, f"{file.path} was never asked for")
 
-    async def _put(self, file: ModelFile, body: "_Body") -> str | None:
+    async def _put(self, file: ModelFile, body: "_Body") -> Hashes | None:
         """Upload; None where the hash is wrong. A body that fails aborts the upload, and no object appears."""
         if file.size <= PART:
             data = bytearray()
@@ -161,7 +159,7 @@ class _Upload:
                 return None
             with told(f"{self.url}/{file.path}"):
                 await obstore.put_async(self.store, file.path, bytes(data))
-            return body.digest
+            return body.found
         part = max(PART, -(-file.size // MOST_PARTS))
         sending = asyncio.ensure_future(
             obstore.put_async(self.store, file.path, body.checked(), chunk_size=part, max_concurrency=PARTS_AT_ONCE)
@@ -179,7 +177,7 @@ class _Upload:
             if body.error is not None:
                 raise body.error from error
             raise
-        return body.digest
+        return body.found
 
     async def _maybe(self, path: str) -> bytes:
         try:
@@ -203,29 +201,30 @@ class _Body:
     """A file's bytes on their way through."""
 
     def __init__(self, file: ModelFile, upload: _Upload) -> None:
-        self.wrong = False
+        self.wrong = ""
+        """What of the hashes differs, in words; known at the end."""
         self.error: StepError | None = None
         self.stop = asyncio.Event()
-        self.digest = ""
+        self.found = Hashes("", "")
         self._file = file
         self._upload = upload
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The bytes; at their end `digest` and `wrong` are known."""
+        """The bytes; at their end `found` and `wrong` are known."""
         upload = self._upload
         if upload.source is None:
             raise StepError(Reason.INTERNAL, f"{self._file.path} has no source")
-        found, sent = hashlib.sha256(), 0
+        hashing, sent = Hashing(self._file), 0
         async with aclosing(stream(upload.source, self._file, 0, upload._buffers)) as views:
             async for view in views:
                 piece = bytes(view)  # the store keeps it until its part is sent, and the view changes before that
-                await asyncio.to_thread(found.update, piece)
+                await hashing.update(memoryview(piece))
                 sent += len(piece)
                 upload.copied += len(piece)
                 upload.progress(upload._done + sent, upload.total)
                 yield piece
-        self.digest = found.hexdigest()
-        self.wrong = bool(self._file.sha256) and self.digest != self._file.sha256
+        self.found = hashing.found()
+        self.wrong = self.found.wrong(self._file)
 
     async def checked(self) -> AsyncGenerator[bytes, None]:
         """The bytes, and an error in the place of their end where they are wrong, or nobody wants them any more."""

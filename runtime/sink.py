@@ -1,35 +1,38 @@
 """One local file that is being written in order, and hashed at the same time."""
 
 import asyncio
-import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from fleet.spec import ModelFile
 from runtime import disk
+from runtime.hashes import CHUNK, Hashes, Hashing
+from runtime.pump import Pump, Take, write_all
 from runtime.threads import in_thread
 
-CHUNK = 4 * 1024**2
-"""Bytes of one read when what was there is hashed."""
+TELL_S = 0.02
+"""Between two looks at how far a copy is: others may be reading the file while it grows."""
 
 
 class Sink:
-    """`size` bytes are in the file, and all of them are in its hash. The file's length is its journal."""
+    """`size` bytes are in the file, and all of them are in its hashes. The file's length is its journal."""
 
-    def __init__(self, descriptor: int, most: int) -> None:
+    def __init__(self, descriptor: int, file: ModelFile) -> None:
         self._descriptor = descriptor
-        self._most = most
-        self._hash = hashlib.sha256()
+        self._file = file
+        self._hashing = Hashing(file)
         self.size = 0
         self.kept = 0
         """Bytes that were there before."""
 
     @classmethod
-    async def open(cls, path: Path, *, most: int) -> Self:
-        """Open for writing; what is there is hashed and kept unless it is more than `most`. No symlink is followed."""
-        sink = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), most)
+    async def open(cls, path: Path, file: ModelFile) -> Self:
+        """Open for writing; what is there is hashed and kept, unless it is too much. No symlink is followed."""
+        sink = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), file)
         try:
-            if os.fstat(sink._descriptor).st_size > most:
+            if os.fstat(sink._descriptor).st_size > file.size:
                 os.ftruncate(sink._descriptor, 0)
             await in_thread(sink._hash_kept)
         except BaseException:
@@ -38,25 +41,58 @@ class Sink:
         return sink
 
     async def put(self, chunk: memoryview) -> None:
-        """Append; the disk and the hash work at the same time. Raises OSError."""
-        hashing = asyncio.ensure_future(in_thread(self._hash.update, chunk))
+        """Append; the disk and the hashes work at the same time. Raises OSError."""
+        hashing = asyncio.ensure_future(self._hashing.update(chunk))
         try:
-            await in_thread(self._append, chunk)
+            await in_thread(write_all, self._descriptor, chunk)
         finally:
             await hashing
         self.size += len(chunk)
 
+    async def draw(
+        self, take: Take, length: int, told: Callable[[int], None], *, cut: Callable[[], None] = lambda: None
+    ) -> None:
+        """Append up to `length` bytes that `take` gives, in a thread; `told` hears how many each step brought.
+
+        `told` may raise, which ends it as a cancellation does: `cut` is called, so that `take` returns soon, and is
+        waited for. Raises OSError, and what `take` and `told` raise; what came before that is in.
+        """
+        pump, before = Pump(take, self._descriptor, self._hashing.lanes), self.size
+        work = asyncio.ensure_future(in_thread(pump.run, length))
+        ended: BaseException | None = None
+        while not work.done():
+            try:
+                await asyncio.wait([work], timeout=TELL_S)
+                if ended is None:
+                    told(self._moved(before + pump.moved))
+            except BaseException as error:  # noqa: BLE001 -- raised below: not while the thread may still write
+                ended = ended or error
+                pump.stop()
+                cut()
+        brought = self._moved(before + pump.moved)
+        failed = work.exception()
+        if ended is not None:
+            raise ended
+        told(brought)
+        if failed is not None:
+            raise failed
+
+    def _moved(self, size: int) -> int:
+        """Note it; returns by how much it grew."""
+        brought, self.size = size - self.size, size
+        return brought
+
     def restart(self) -> None:
         """Begin again at the first byte."""
         os.ftruncate(self._descriptor, 0)
-        disk.allocate(self._descriptor, self._most)  # the length tells what was written, so they went with it
+        disk.allocate(self._descriptor, self._file.size)  # the length tells what was written, so they went with it
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        self._hash = hashlib.sha256()
+        self._hashing = Hashing(self._file)
         self.size = self.kept = 0
 
-    def digest(self) -> str:
-        """The SHA-256 of what is in it, in hex."""
-        return self._hash.hexdigest()
+    def hashes(self) -> Hashes:
+        """Of what is in it."""
+        return self._hashing.found()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -64,11 +100,6 @@ class Sink:
 
     def _hash_kept(self) -> None:
         while chunk := os.read(self._descriptor, CHUNK):
-            self._hash.update(chunk)
+            self._hashing.update_here(memoryview(chunk))
             self.size += len(chunk)
         self.kept = self.size
-
-    def _append(self, chunk: memoryview) -> None:
-        view = chunk
-        while view:
-            view = view[os.write(self._descriptor, view) :]

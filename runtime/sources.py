@@ -1,14 +1,15 @@
-"""Where a file's bytes can be read: the contract of a source, and the source that is a directory."""
+"""Where a file's bytes can be read: the contracts of sources, and the source that is a directory."""
 
 import errno
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from fleet.reasons import Reason, StepError
 from fleet.spec import ModelFile
+from runtime.sink import Sink
 from runtime.threads import in_thread
 
 SourceKind = Literal["local", "peer", "mirror", "hub"]
@@ -17,8 +18,8 @@ KINDS: tuple[SourceKind, ...] = ("local", "peer", "mirror", "hub")
 """From the nearest to the farthest."""
 
 
-class Source(Protocol):
-    """Gives ranges of a model's files."""
+class Named(Protocol):
+    """What all sources have."""
 
     @property
     def kind(self) -> SourceKind:
@@ -30,6 +31,14 @@ class Source(Protocol):
         """For people: a host or a path, never a secret."""
         ...
 
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class Ranged(Named, Protocol):
+    """Far away: many ranges at once make up for the way there."""
+
     async def read(self, file: ModelFile, offset: int, view: memoryview) -> int:
         """Put bytes from `offset` on into `view`; returns how many, at least 1 and perhaps fewer than there is room.
 
@@ -39,9 +48,21 @@ class Source(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Let go of connections."""
+
+@runtime_checkable
+class Pouring(Named, Protocol):
+    """Near: one stream fills the line, and is not to be slowed down by handing it around."""
+
+    async def pour(self, file: ModelFile, sink: Sink, told: Callable[[int], None]) -> None:
+        """Append what the sink has not got yet; `told` hears of each step's bytes.
+
+        Raises StepError as `Ranged.read` does, and OSError where writing fails.
+        """
         ...
+
+
+Source = Ranged | Pouring
+"""Gives a model's files."""
 
 
 class FileSource:
@@ -63,6 +84,24 @@ class FileSource:
     async def read(self, file: ModelFile, offset: int, view: memoryview) -> int:
         return await in_thread(_read, self._locate(file), file, offset, view)
 
+    async def pour(self, file: ModelFile, sink: Sink, told: Callable[[int], None]) -> None:
+        path = self._locate(file)
+        descriptor = await in_thread(_open, path, file)
+
+        def take(view: memoryview) -> int:
+            try:
+                return os.readv(descriptor, [view])
+            except OSError as error:
+                raise _unreadable(path, error) from error
+
+        try:
+            os.lseek(descriptor, sink.size, os.SEEK_SET)
+            await sink.draw(take, file.size - sink.size, told)
+        finally:
+            os.close(descriptor)
+        if sink.size < file.size:
+            raise _shrank(path, sink.size)
+
     async def close(self) -> None:
         """Nothing is kept open."""
 
@@ -72,11 +111,11 @@ def _read(source: Path, file: ModelFile, offset: int, view: memoryview) -> int:
     try:
         got = os.preadv(descriptor, [view], offset)
     except OSError as error:
-        raise StepError(Reason.WEIGHTS_UNREADABLE, f"{source} cannot be read: {error.strerror}") from error
+        raise _unreadable(source, error) from error
     finally:
         os.close(descriptor)
     if not got:
-        raise StepError(Reason.WEIGHTS_CORRUPT, f"{source} shrank to {offset} bytes while it was copied")
+        raise _shrank(source, offset)
     return got
 
 
@@ -96,3 +135,11 @@ def _open(source: Path, file: ModelFile) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise StepError(Reason.WEIGHTS_UNREADABLE, f"{source} is not a regular file")
     raise StepError(Reason.WEIGHTS_CORRUPT, f"{source} has {status.st_size} bytes, {file.size} are expected")
+
+
+def _unreadable(source: Path, error: OSError) -> StepError:
+    return StepError(Reason.WEIGHTS_UNREADABLE, f"{source} cannot be read: {error.strerror}")
+
+
+def _shrank(source: Path, size: int) -> StepError:
+    return StepError(Reason.WEIGHTS_CORRUPT, f"{source} shrank to {size} bytes while it was copied")

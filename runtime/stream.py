@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from fleet.reasons import StepError
 from fleet.spec import ModelFile
-from runtime.sources import Source
+from runtime.sources import Ranged
 
 SEGMENT = 4 * 1024**2
 """Bytes of one request: large enough that a round trip (10 ms to a hub) vanishes beside it on four connections."""
@@ -44,7 +44,7 @@ class Buffers:
         self._left.release()
 
 
-async def stream(source: Source, file: ModelFile, offset: int, buffers: Buffers) -> AsyncGenerator[memoryview, None]:
+async def stream(source: Ranged, file: ModelFile, offset: int, buffers: Buffers) -> AsyncGenerator[memoryview, None]:
     """The file's bytes from `offset` on, in order; a view is valid until the next is asked for.
 
     Raises StepError as the source does, after the last byte that came in order.
@@ -77,7 +77,7 @@ async def stream(source: Source, file: ModelFile, offset: int, buffers: Buffers)
 class _Segment:
     """One request's part of the file."""
 
-    def __init__(self, source: Source, file: ModelFile, offset: int, buffer: bytearray, length: int) -> None:
+    def __init__(self, source: Ranged, file: ModelFile, offset: int, buffer: bytearray, length: int) -> None:
         self.buffer = buffer
         self.got = 0
         self.error: StepError | None = None

@@ -14,9 +14,10 @@ from fleet.repos import INDEX
 from fleet.safetensors import MAX_INDEX, check_index
 from fleet.spec import ModelFile
 from runtime import disk, manifest
+from runtime.hashes import Hashes, same_bytes
 from runtime.manifest import MANIFEST
-from runtime.sink import CHUNK, Sink
-from runtime.sources import FileSource, Source, SourceKind
+from runtime.sink import Sink
+from runtime.sources import FileSource, Pouring, Source, SourceKind
 from runtime.stream import Buffers, stream
 from runtime.threads import in_thread
 
@@ -55,10 +56,7 @@ class Visit:
         self._partial = directory.with_name(f"{directory.name}.partial")
         self._parts = self._partial / PARTS
         recorded = manifest.read(directory)
-        self._files = [
-            file if file.sha256 else file.model_copy(update={"sha256": recorded.get(file.path, ("", 0))[0]})
-            for file in files
-        ]
+        self._files = [_known(file, recorded.get(file.path)) for file in files]
         self._sources = sources
         self._dead: set[Source] = set()
         """Peers that are not asked again: they lied, or were too slow."""
@@ -146,8 +144,9 @@ class Visit:
         recorded = manifest.read(self._directory)
         beside = self._directory / file.path
         if disk.regular_size(beside) == file.size and file.sha256:
-            known = recorded.get(file.path) == (file.sha256, file.size)
-            if (known or await in_thread(_digest, beside) == file.sha256) and await in_thread(_link, beside, target):
+            known = recorded.get(file.path)
+            proven = known is not None and manifest.agrees(known, file)
+            if (proven or await in_thread(same_bytes, beside, file)) and await in_thread(_link, beside, target):
                 self._note(file, target, file.size)
                 return True
         return await self._from_here(file, target)
@@ -158,7 +157,7 @@ class Visit:
         for path in self._local(file):
             if path.stat().st_dev != self._partial.stat().st_dev:
                 continue  # it is copied, and hashed meanwhile, once the space for it is reserved
-            if await in_thread(_digest, path) == file.sha256 and await in_thread(_link, path, target):
+            if await in_thread(same_bytes, path, file) and await in_thread(_link, path, target):
                 self._give("local", file.size)
                 self._note(file, target, file.size)
                 return True
@@ -193,16 +192,16 @@ class Visit:
     async def _bring(self, file: ModelFile) -> ModelFile:
         """Have the file whole, from the first source that gives it."""
         part, target = self._part(file), self._target(file)
-        sink = await Sink.open(part, most=file.size)
+        sink = await Sink.open(part, file)
         try:
-            digest = await self._fill(file, sink, part)
+            found = await self._fill(file, sink, part)
         finally:
             sink.close()
         await in_thread(part.rename, target)
         self._note(file, target, file.size)
-        return file.model_copy(update={"sha256": digest})
+        return found.noted(file)
 
-    async def _fill(self, file: ModelFile, sink: Sink, part: Path) -> str:
+    async def _fill(self, file: ModelFile, sink: Sink, part: Path) -> Hashes:
         """Fill the sink with bytes of the right hash; a source that cannot is followed by the next."""
         here = [FileSource("local", str(path), _only(path)) for path in self._elsewhere(file)]
         error = StepError(Reason.WEIGHTS_MISSING, f"{file.path}: there is nobody to ask for it")
@@ -219,13 +218,11 @@ class Visit:
                     error = caught
                     self._turn_away(file, source, error)
                     break
-                digest = sink.digest()
-                if not file.sha256 or digest == file.sha256:
-                    return digest
-                error = StepError(
-                    Reason.WEIGHTS_CORRUPT,
-                    f"{file.path} has the SHA-256 {digest[:12]}…, {file.sha256[:12]}… is expected (from {source.name})",
-                )
+                found = sink.hashes()
+                wrong = found.wrong(file)
+                if not wrong:
+                    return found
+                error = StepError(Reason.WEIGHTS_CORRUPT, f"{wrong} (from {source.name})")
                 # Some of the bytes may be those of a source before: whoever of them is a peer is not believed again.
                 for one in asked:
                     self._turn_away(file, one, error)
@@ -242,16 +239,23 @@ class Visit:
 
     async def _pour(self, file: ModelFile, source: Source, sink: Sink, part: Path) -> None:
         """The bytes that are missing, from one source."""
+
+        def came(size: int) -> None:
+            self.copied += size
+            self._give(source.kind, size)
+            self._note(file, part, sink.size, told=sink.size < file.size)
+
         self._note(file, part, sink.size, told=sink.size < file.size)
         if sink.size == file.size:
+            return
+        if isinstance(source, Pouring):
+            await source.pour(file, sink, came)
             return
         bytes_of = stream(source, file, sink.size, self._buffers)
         async with contextlib.aclosing(bytes_of):
             async for view in bytes_of:
                 await sink.put(view)
-                self.copied += len(view)
-                self._give(source.kind, len(view))
-                self._note(file, part, sink.size, told=sink.size < file.size)
+                came(len(view))
 
     def _turn_away(self, file: ModelFile, source: Source, error: StepError) -> None:
         if source.kind == "peer":
@@ -315,21 +319,11 @@ def _only(path: Path) -> Callable[[ModelFile], Path]:
     return lambda file: path
 
 
-def _digest(path: Path) -> str:
-    """The SHA-256 of a local file; empty where it cannot be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    found, buffer = hashlib.sha256(), bytearray(CHUNK)
-    try:
-        while size := os.readv(descriptor, [buffer]):
-            found.update(memoryview(buffer)[:size])
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
-    return found.hexdigest()
+def _known(file: ModelFile, recorded: ModelFile | None) -> ModelFile:
+    """The file; where nobody published a hash of it, with those that it had when it was here before."""
+    if file.sha256 or recorded is None:
+        return file
+    return file.model_copy(update={"sha256": recorded.sha256, "blake3": recorded.blake3})
 
 
 def _link(source: Path, target: Path) -> bool:

@@ -1,6 +1,7 @@
 """What tests share: one real Temporal dev server per session, with our plugin and search attributes."""
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def temporal_binary() -> Path:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Bring the real engine and model, once per machine; without them the tests that need them say why they skip."""
+    # Whoever is started in the background may have been told to ignore Ctrl-C, and with it all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not session.config.option.collectonly:
         session.config.stash[WITHOUT_ENGINE] = prepare()
 

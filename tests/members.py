@@ -162,7 +162,7 @@ class MemberNode(LightNode):
 
 
 def _on(line: BadLine, client: Client) -> Client:
-    config = client.config()
+    config = client.config(active_config=True)
     config["interceptors"] = [*config["interceptors"], line]
     config["plugins"] = []  # what they add is in there already
     return Client(**config)

@@ -44,7 +44,13 @@ class System:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def start_worker(
-        self, *, name: str = "worker", tracing: bool = True, program: Path = ROOT / "worker.py", **settings: Any
+        self,
+        *,
+        name: str = "worker",
+        tracing: bool = True,
+        program: Path = ROOT / "worker.py",
+        variables: Mapping[str, str] = MappingProxyType({}),
+        **settings: Any,
     ) -> None:
         config = {
             "mirror": {"path": "mirror", "keep_free": 0},
@@ -52,7 +58,7 @@ class System:
             **settings,
         }
         path = self.write(f"{name}.yaml", config)
-        self._spawn(name, [sys.executable, str(program), "--config", str(path)])
+        self._spawn(name, [sys.executable, str(program), "--config", str(path)], variables)
 
     def start_agent(
         self,

@@ -32,6 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "httpx",
         "requests",
         "urllib3",
+        "blake3",
         "obstore",
         "filelock",
     ),

@@ -61,7 +61,7 @@ async def applied(
     session: Session, path: Path, text: str, *, prune: bool = False
 ) -> tuple[Changes, tuple[Applied, ...]]:
     path.write_text(text, encoding="utf-8")
-    changes = compare(await session.snapshot(), read_models(path, session.cell), prune=prune)
+    changes = compare(await session.state(), read_models(path, session.cell), prune=prune)
     return changes, await apply_all(session, changes, lambda name, status: None)
 
 
@@ -149,7 +149,7 @@ async def test_without_waiting_the_jobs_are_named(
 ) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(TWO, encoding="utf-8")
-    changes = compare(await session.snapshot(), read_models(path, session.cell), prune=False)
+    changes = compare(await session.state(), read_models(path, session.cell), prune=False)
     started = await start_all(session, changes)
     assert [(one.model, one.action, one.state, one.sentence) for one in started] == [
         ("one", "serve", "started", "new"),

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -124,10 +126,24 @@ def test_the_fleet_takes_a_peak_whatever_became_of_the_replica() -> None:
 
 
 def test_memory_of_processes() -> None:
-    one = resident([os.getpid()])
-    ballast = bytearray(os.urandom(32 * MIB))
-    grown = resident([os.getpid()])
-    assert 30 * MIB < grown - one < 60 * MIB, len(ballast)
+    """Measured on a fresh process: this one has memory to spare, which ballast would only take up."""
+    grows = (
+        "import os, sys; print('here', flush=True); sys.stdin.readline(); "
+        "ballast = os.urandom(2**25); print(len(ballast), flush=True); sys.stdin.readline()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", grows], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        one = resident([process.pid])
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == f"{32 * MIB}\n"
+        grown = resident([process.pid])
+        process.stdin.close()
+    assert 30 * MIB < grown - one < 60 * MIB
     assert resident([2**22 + 1]) == 0
     with_child = resident([os.getpid(), os.getppid()])
     assert with_child >= resident([os.getppid()])

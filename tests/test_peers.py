@@ -18,6 +18,7 @@ from fleet.spec import Format, ModelFile, Weights
 from runtime.config import ConfigError, NodeHubConfig, WeightsConfig
 from runtime.peer_source import HAVE, PeerSource
 from runtime.peer_wire import Pace
+from runtime.sink import Sink
 from tests.stub_hub import Fault, stub_hub
 from tests.transfers import MIB, content, listed
 from tests.waiting import until
@@ -237,14 +238,13 @@ async def test_a_peer_that_lies_costs_one_file_and_is_not_asked_again(tmp_path: 
 
 async def test_a_peer_that_is_slow_or_silent_is_left_for_the_next_source(tmp_path: Path) -> None:
     [file] = listed({"a.gguf": bytes(MIB)})
-    buffer = memoryview(bytearray(MIB))
     pace = Pace(connect_s=1, silent_s=0.3, grace_s=0.2, rate=64 * MIB)
     server = await asyncio.start_server(_trickle, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         source = PeerSource(f"http://127.0.0.1:{port}", SECRET, pace=pace)
         with pytest.raises(StepError, match="is too slow"):
-            await source.read(file, 0, buffer)
+            await poured(source, file, tmp_path)
         await source.close()
     offers = Offers(tmp_path)
     offers.grow(file.sha256, tmp_path / "part", 0, file.size)
@@ -254,15 +254,25 @@ async def test_a_peer_that_is_slow_or_silent_is_left_for_the_next_source(tmp_pat
     try:
         source = PeerSource(url, SECRET, patience_s=0.4)
         with pytest.raises(StepError, match=r"does not get a\.gguf"):
-            await source.read(file, 0, buffer)
+            await poured(source, file, tmp_path)
         await source.close()
     finally:
         waiting.close()
     source = PeerSource(url, SECRET)
     with pytest.raises(StepError) as caught:
-        await source.read(file, 0, buffer)
+        await poured(source, file, tmp_path)
     assert caught.value.failure.reason is Reason.NODE_UNREACHABLE
     await source.close()
+
+
+async def poured(source: PeerSource, file: ModelFile, home: Path) -> int:
+    """How many bytes of the file came."""
+    sink = await Sink.open(home / "poured", file)
+    try:
+        await source.pour(file, sink, lambda size: None)
+    finally:
+        sink.close()
+    return sink.size
 
 
 async def _trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -323,7 +333,7 @@ async def test_faults_of_the_mirror_are_told_where_nobody_else_has_the_file(tmp_
         assert other.store.held() == node.store.held() == ()
 
 
-def test_model_files_without_a_hash_are_never_asked_of_peers() -> None:
+def test_model_files_without_a_hash_are_never_asked_of_peers(tmp_path: Path) -> None:
     source = PeerSource("http://127.0.0.1:9", SECRET)
     with pytest.raises(StepError, match="has no hash"):
-        asyncio.run(source.read(ModelFile(path="x", size=1), 0, memoryview(bytearray(1))))
+        asyncio.run(poured(source, ModelFile(path="x", size=1), tmp_path))

@@ -25,6 +25,7 @@ from activities.node_contract import (
     Reported,
     ShardChange,
     ShardHealth,
+    ShardRef,
     StartShard,
 )
 from activities.rounds import Rounds
@@ -119,7 +120,8 @@ async def test_a_drain_nobody_was_told_of_is_said_again(cell: Cell) -> None:
             task_queue=contract.CONTROL_QUEUE,
         )
         await cell.run({"kind": "remove", "name": "tiny"})
-        assert [ref.replica for ref in node.drained] == ["tiny-0"]
+        # Until the removal comes, a pass may have started another in its place.
+        assert node.drained.count(ShardRef(replica="tiny-0", generation=lost.generation)) == 1
         assert node.running == {}
 
 

@@ -222,6 +222,9 @@ async def test_a_web_mirror_is_only_read(hub: Hub, tmp_path: Path) -> None:
         web.files[f"{name}/{MANIFEST}"] = (tmp_path / "m" / name / MANIFEST).read_bytes()
         found = await run(Mirror(config, HubConfig()), resolved(hub))
         assert (found.outcome, found.weights.mirror) == ("already mirrored", f"{web.url}/{name}")
+        # Who filled it is not known: a hash that the hub does not publish is not taken from it.
+        assert [bool(file.blake3) for file in filled.weights.files] == [True] * len(DATA)
+        assert [file.blake3 for file in found.weights.files] == [""] * len(DATA)
         store = WeightStore(tmp_path / "weights", 0, WeightsConfig(hub_cache=None))
         got = await store.bring(found.weights, lambda done, total: None)
         await store.close()

@@ -363,6 +363,7 @@ class Fleet:
         """All there is to know."""
         return Snapshot(
             state=self._state,
+            now=workflow.time(),
             committed_by=self._committed_by,
             committed=self._committed,
             queues=dict(self._jobs.queues),
