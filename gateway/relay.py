@@ -19,6 +19,9 @@ from runtime.engine_keys import EngineAuth, EngineKeys
 
 CONNECT_S = 3.0
 """A node answers a connection within milliseconds; one that lost its power never does."""
+IDLE_S = 2.0
+"""A connection that was idle for longer is not used again. Engines close theirs after five seconds (llama.cpp, and
+uvicorn in vLLM and SGLang): a request that is sent just then is lost, and nobody can tell whether it was read."""
 SILENCE_S = 600.0
 """The wait that OpenAI's own clients allow: a long prompt without streaming is silent until its end."""
 
@@ -114,6 +117,7 @@ class Relay:
         except httpx.TimeoutException as error:
             raise UpstreamError(504, "upstream_timeout", f"{model} sent nothing for {SILENCE_S:g} s") from error
         except httpx.TransportError as error:
+            log.warning("%s: %s broke off before it answered (%s)", model, endpoint, error or type(error).__name__)
             raise UpstreamError(
                 502, "upstream_broke_off", f"the replica of {model} broke off before it answered: try again"
             ) from error
@@ -135,7 +139,7 @@ def relay_client(keys: EngineKeys) -> httpx.AsyncClient:
         auth=EngineAuth(keys),
         timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
         # The engines limit what runs at once, and queue; a second limit here would only hide their queue.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=30),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=IDLE_S),
         trust_env=False,
     )
 

@@ -1,6 +1,7 @@
 """The gateway over real HTTP: fake engines on free ports, and routes from a fake source."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -9,6 +10,7 @@ import pytest
 
 from gateway.app import MAX_BODY
 from gateway.balance import SHUN_S, Balance
+from gateway.relay import IDLE_S
 from tests.gateway_fakes import answering_once, engine, free_port, gateway
 from tests.waiting import until
 
@@ -173,6 +175,29 @@ async def test_a_request_that_was_sent_is_not_sent_again() -> None:
         answer = await front.chat("m")
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_broke_off")
         assert fake.requests == []
+
+
+async def test_a_connection_that_an_engine_may_be_closing_is_not_used_again() -> None:
+    """Engines close what is idle for some seconds; what is sent just then is lost."""
+    connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.read(1)  # the rest of the request's body, then the next request: it is cut off
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server, gateway() as front:
+        front.source.set("m", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert (await front.chat("m")).status_code == 200
+        await asyncio.sleep(IDLE_S + 0.2)  # the time that makes it doubtful
+        assert (await front.chat("m")).status_code == 200
+        assert connections == 2
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
