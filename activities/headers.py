@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from fleet.gguf import read_gguf
 from fleet.reasons import Reason, StepError
-from fleet.safetensors import held_bytes, read_safetensors
+from fleet.safetensors import held_bytes, read_safetensors, spread_of
 from fleet.shape import ModelShape
 from fleet.shape_config import shape_from_config
 from fleet.shape_gguf import shape_from_gguf
@@ -119,7 +120,9 @@ def _of_config(model: Files, opened: Opening, args: tuple[str, ...]) -> ModelSha
     headers = _each(opened, [file for file in model.files if _is(file, ".safetensors")], read_safetensors)
     config = _config(model, opened)
     tensors = [tensor for header in headers.values() for tensor in header.tensors]
-    return shape_from_config(config, held_bytes(tensors, config, args))
+    shape = shape_from_config(config, held_bytes(tensors, config, args))
+    spread = spread_of(tensors, config, args)
+    return replace(shape, spread=spread if spread is not None and len(spread.layers) == len(shape.layers) else None)
 
 
 def _config(model: Files, opened: Opening) -> Mapping[str, object]:

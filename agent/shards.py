@@ -34,10 +34,11 @@ from agent.spans import step
 from agent.start import Progress
 from agent.turns import Turns
 from agent.weights import WeightStore
+from fleet.devices import suiting
 from fleet.metrics import DRAINS, FORCED, STARTS
 from fleet.reasons import Failure, Reason, StepError
 from fleet.render import size
-from fleet.state import CPU, Device, Inventory
+from fleet.state import Device, Inventory
 from runtime.instruments import counter
 from runtime.progress import reporting
 
@@ -165,10 +166,8 @@ def _refusal(request: PreflightRequest, inventory: Inventory, *, held: bool) -> 
 
 def _devices(inventory: Inventory, gpus: int) -> list[Device]:
     """The RAM, or the largest GPUs that one shard could be given; fewer where there are not so many."""
-    if gpus == 0:
-        return [device for device in inventory.devices if device.uuid == CPU]
-    found = [device for device in inventory.devices if device.uuid != CPU]
-    return sorted(found, key=lambda device: (-device.total, -device.usable))[:gpus]
+    found = suiting(inventory.devices, gpus)
+    return sorted(found, key=lambda device: (-device.total, -device.usable))[: max(1, gpus)]
 
 
 @contextmanager

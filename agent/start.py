@@ -236,6 +236,7 @@ class Starter:
                 gpus=request.gpus,
                 args=digest_of(request.args),
                 nodes=len(request.gang.nodes) if request.gang is not None else 1,
+                stages=request.pipeline_parallel,
                 device=gpus[0].model if gpus else CPU,
             ),
         )

@@ -3,7 +3,7 @@
 An answer is a number or what is missing for one: where the weights leave something out, nothing is guessed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.gguf import BLOCKS
 from fleet.records import Record
@@ -82,23 +82,57 @@ def estimate(
     concurrency: int,
     gpus: int,
     nodes: int = 1,
+    stages: int = 1,
     args: tuple[str, ...] = (),
 ) -> Estimate | tuple[str, ...]:
     """Bytes one shard takes on each of its GPUs, or of RAM where `gpus` is 0; or what is missing to tell.
 
     All slots are counted full: `concurrency` requests of `context_length` tokens each. `nodes`: shards of one
-    replica, all with as many GPUs.
+    replica, all with as many GPUs. `stages`: over which its layers are divided; the answer is that of the heaviest.
     """
     if shape.missing:
         return shape.missing
     parts = max(1, gpus) * nodes
-    weights = -(-shape.weights_bytes // parts)
     if engine is Engine.LLAMACPP:
+        weights = -(-shape.weights_bytes // parts)
         cache = _llamacpp_cache(shape, context_length, concurrency, args)
         # whole layers go to each GPU
         cache = -(-cache * -(-len(shape.layers) // parts) // len(shape.layers))
         return Estimate(weights=weights, kv_cache=cache, overhead=_llamacpp_overhead(shape, concurrency, gpus, args))
-    cache = _torch_cache(shape, context_length, concurrency, parts, args)
+    if stages > 1 and shape.spread is None:
+        return ("layer that each of its tensors belongs to",)
+    group = max(1, parts // stages)
+    shards = (
+        _torch(stage, context_length, concurrency, group, args, gpus=gpus > 0)
+        for stage in staged(shape, engine, stages)
+    )
+    return max(shards, key=lambda shard: shard.total)
+
+
+def staged(shape: ModelShape, engine: Engine, stages: int) -> tuple[ModelShape, ...]:
+    """The model as each stage holds it: its layers, the embedding on the first and the head on the last.
+
+    Layers that are left over go to the stages before the last with vLLM, to the last ones with SGLang.
+    """
+    spread = shape.spread
+    if stages <= 1 or spread is None:
+        return (shape,)
+    each, left = divmod(len(shape.layers), stages)
+    more = range(stages - left, stages) if engine is Engine.SGLANG else range(stages - 1 - left, stages - 1)
+    found, first = list[ModelShape](), 0
+    for stage in range(stages):
+        last = first + each + (stage in more)
+        held = sum(spread.layers[first:last]) + spread.rest
+        held += spread.embedding if stage == 0 else spread.head if stage == stages - 1 else 0
+        found.append(replace(shape, weights_bytes=held, layers=shape.layers[first:last]))
+        first = last
+    return tuple(found)
+
+
+def _torch(shape: ModelShape, context: int, slots: int, group: int, args: tuple[str, ...], *, gpus: bool) -> Estimate:
+    """On each device of a tensor-parallel group."""
+    weights = -(-shape.weights_bytes // group)
+    cache = _torch_cache(shape, context, slots, group, args)
     if gpus:
         overhead = TORCH_GPU_OVERHEAD + int(weights * TORCH_GPU_SHARE_OF_WEIGHTS)
     else:

@@ -1,15 +1,17 @@
 """Which nodes one shard of a model fits, were they empty; and the smallest parallelism with which it fits any."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fleet.devices import most_gpus, suiting
 from fleet.estimate import Estimate, estimate
 from fleet.records import Record
 from fleet.render import size
 from fleet.room import Room, room_of
 from fleet.shape import ModelShape
 from fleet.spec import Engine, ShardNeed
-from fleet.state import CPU, FleetState, NodeRecord, NodeState
+from fleet.state import FleetState, NodeRecord, NodeState
 
 MAX_NODES = 8
 """Nodes of one replica that are tried: more are built on purpose, by people who know their number."""
@@ -55,8 +57,13 @@ class Judgement:
     """A ready node that could take it, the one with most free; empty where there is none just now."""
 
 
-def judge(state: FleetState, name: str, engine: Engine, need: ShardNeed, shards: int = 1) -> Judgement:
-    """Whether so many members that offer the engine could each run such a shard if empty; none at all is not a no."""
+def judge(
+    state: FleetState, name: str, engine: Engine, need: ShardNeed, shards: int = 1, silent: Collection[str] = ()
+) -> Judgement:
+    """Whether so many members that offer the engine could each run such a shard if empty; none at all is not a no.
+
+    `silent`: nodes that were asked and did not answer; one of them is the candidate only where nobody else is.
+    """
     wanted = f"{name} needs {_need(need)}{f' on each of {shards} nodes' if shards > 1 else ''}"
     members = [node for node in state.nodes.values() if node.state is not NodeState.LOST]
     offering = offers(state, engine)
@@ -71,7 +78,7 @@ def judge(state: FleetState, name: str, engine: Engine, need: ShardNeed, shards:
         return Judgement(FitVerdict.DOES_NOT_FIT, f"{wanted}, {few}")
     free = room_of(state)
     ready = [node for node in fitting if node.state is NodeState.READY]
-    best = max(ready, key=lambda node: (_free(node, need, free), node.id), default=None)
+    best = max(ready, key=lambda node: (node.id not in silent, _free(node, need, free), node.id), default=None)
     total = len(offering)
     nodes = f"{fitting[0].id}" if total == 1 else f"{len(fitting)} of {total} nodes"
     return Judgement(FitVerdict.FITS, f"{wanted}; fits {nodes}", best.id if best else "")
@@ -130,13 +137,13 @@ def _divides(shape: ModelShape, engine: Engine, parts: int) -> bool:
 
 def _devices(node: NodeRecord, need: ShardNeed) -> list[tuple[str, int]]:
     """Uuid and capacity of the devices such a shard can use, the largest first."""
-    wanted = [device for device in node.inventory.devices if (device.uuid == CPU) == (need.gpus == 0)]
+    wanted = suiting(node.inventory.devices, need.gpus)
     return sorted(((device.uuid, device.total) for device in wanted), key=lambda device: -device[1])
 
 
 def gpus_of(node: NodeRecord) -> int:
-    """How many GPUs a node has."""
-    return sum(device.uuid != CPU for device in node.inventory.devices)
+    """How many GPUs of a node one shard can have."""
+    return most_gpus(node.inventory.devices)
 
 
 def _capacity(node: NodeRecord, need: ShardNeed) -> int:
@@ -165,7 +172,9 @@ def _largest(nodes: list[NodeRecord], need: ShardNeed) -> str:
     capacity = _capacity(best, need)
     if not capacity:
         most = max(nodes, key=lambda node: (len(_devices(node, need)), node.id))
-        return f"the node with most GPUs, {most.id}, has {len(_devices(most, need))}"
+        found = len(_devices(most, need))
+        sliced = any(len(suiting(node.inventory.devices, 1)) > len(_devices(node, need)) for node in nodes)
+        return f"the node with most {'whole ' if sliced else ''}GPUs, {most.id}, has {found}"
     if capacity < need.memory:
         return f"the largest node {best.id} has {size(capacity)}"
     disk = max((node for node in nodes if _capacity(node, need) >= need.memory), key=lambda n: n.inventory.disk_total)

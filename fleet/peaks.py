@@ -23,6 +23,8 @@ class Run(Record):
     """A digest of the extra arguments, `digest_of`; empty: none."""
     nodes: int = 1
     """That its replica spanned: a shard of several takes its part only."""
+    stages: int = 1
+    """Its layers were divided over."""
     device: str = ""
     """The model of its GPUs; "cpu" for RAM."""
 

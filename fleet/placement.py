@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from fleet.devices import suiting
 from fleet.reasons import Reason
 from fleet.render import decision_sentence
 from fleet.room import Free, Room
 from fleet.spec import Constraints, ModelSpec
 from fleet.state import (
-    CPU,
     Decision,
     Device,
     DeviceShare,
@@ -32,9 +32,6 @@ CLOSED = {
     NodeState.CORDONED: Reason.NODE_CORDONED,
     NodeState.DRAINING: Reason.NODE_DRAINING,
 }
-
-SLICE = "MIG-"
-"""Begins the uuid of a part of a GPU: CUDA shows a process one of them only, so they are never taken together."""
 
 NOT_FITTING = float("-inf")
 """The score of a node that does not fit: beneath any other."""
@@ -170,7 +167,7 @@ def _standing(node: NodeRecord, spec: ModelSpec) -> Standing:
     if excluded is not None:
         closed = Answer(Verdict(node=node.id, outcome=Outcome.EXCLUDED, reason=excluded), ())
         return Standing(node, closed, (), preferred=0.0)
-    devices = _devices(node, spec.constraints, spec.need.gpus)
+    devices = suiting(node.inventory.devices, spec.need.gpus, spec.constraints.gpu_model)
     wanted = max(1, spec.need.gpus)
     no: Answer | None = None
     if len(devices) < wanted:
@@ -239,25 +236,10 @@ def _excluded(node: NodeRecord, spec: ModelSpec) -> Reason | None:
         return Reason.ENGINE_MISSING
     if spec.trust_remote_code and not inventory.trust_remote_code:
         return Reason.REMOTE_CODE
-    if spec.need.gpus and constraints.gpu_model and not _devices(node, constraints, spec.need.gpus):
+    gpus, model = spec.need.gpus, constraints.gpu_model
+    if gpus and model and not suiting(inventory.devices, gpus, model):
         return Reason.GPU_MODEL
     return None
-
-
-def _devices(node: NodeRecord, constraints: Constraints, gpus: int) -> tuple[Device, ...]:
-    devices = node.inventory.devices
-    if gpus == 0:
-        return tuple([device for device in devices if device.uuid == CPU])
-    model = constraints.gpu_model.casefold()
-    return tuple(
-        [
-            device
-            for device in devices
-            if device.uuid != CPU
-            and (not model or model in device.model.casefold())
-            and (gpus == 1 or not device.uuid.startswith(SLICE))
-        ]
-    )
 
 
 def _refused(

@@ -3,11 +3,12 @@
 import json
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet.reasons import Reason, StepError
 from fleet.repos import INDEX
+from fleet.shape import MAX_LAYERS, Spread
 
 MAX_HEADER = 100_000_000
 """Bytes: the limit that the format's own reader sets."""
@@ -27,6 +28,9 @@ BITS: Mapping[str, int] = {
     "F6_E3M2": 6,
 }
 """Of one number of each type the format knows."""
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+HEADS = ("lm_head.weight",)
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
 
@@ -84,25 +88,62 @@ def held_bytes(tensors: Iterable[Tensor], config: Mapping[str, object], args: tu
     compute in, of two bytes unless f32 is asked for. They load neither a second copy of tied embeddings nor layers
     behind the last one, which only predict further tokens.
     """
-    text = config.get("text_config")
-    inner = text if isinstance(text, Mapping) else config
+    return sum(size for _, size in _held(tensors, config, args))
+
+
+def spread_of(tensors: Iterable[Tensor], config: Mapping[str, object], args: tuple[str, ...] = ()) -> Spread | None:
+    """Which of these bytes are whose; None where the names do not tell the layer of each."""
+    count = _text(config).get("num_hidden_layers")
+    if not isinstance(count, int) or not 0 < count <= MAX_LAYERS:
+        return None
+    layers = [0] * count
+    embedding = head = rest = 0
+    for tensor, size in _held(tensors, config, args):
+        layer = _LAYER.search(tensor.name) if _of_language(tensor.name) else None
+        if layer is not None:
+            layers[int(layer[1])] += size
+        elif tensor.name.endswith(EMBEDDINGS):
+            embedding += size
+        elif tensor.name.endswith(HEADS):
+            head += size
+        else:
+            rest += size
+    # A model without a head of its own uses its embedding for it.
+    return Spread(tuple(layers), embedding, head or embedding, rest) if all(layers) else None
+
+
+def _held(
+    tensors: Iterable[Tensor], config: Mapping[str, object], args: tuple[str, ...]
+) -> Iterator[tuple[Tensor, int]]:
+    """Each tensor that is loaded, with its bytes."""
+    inner = _text(config)
     quantized = isinstance(config.get("quantization_config"), Mapping) or isinstance(
         inner.get("quantization_config"), Mapping
     )
-    tied = config.get("tie_word_embeddings", inner.get("tie_word_embeddings")) is True
-    layers = inner.get("num_hidden_layers")
+    tied, layers = _tied(config), inner.get("num_hidden_layers")
     wide = 4 if any(arg in ("float32", "float", "--dtype=float32", "--dtype=float") for arg in args) else 2
-    total = 0
     for tensor in tensors:
-        if tied and tensor.name.endswith("lm_head.weight"):
+        if tied and tensor.name.endswith(HEADS):
             continue
-        layer = _LAYER.search(tensor.name)
-        beyond = layer is not None and isinstance(layers, int) and 0 < layers <= int(layer[1])
-        if beyond and "vision" not in tensor.name:
+        layer = _LAYER.search(tensor.name) if _of_language(tensor.name) else None
+        if layer is not None and isinstance(layers, int) and 0 < layers <= int(layer[1]):
             continue
         floating = tensor.dtype in ("F32", "F16", "BF16", "F64")
-        total += tensor.elements * wide if floating and not quantized else tensor.size
-    return total
+        yield tensor, tensor.elements * wide if floating and not quantized else tensor.size
+
+
+def _text(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The language part of the config."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
+
+
+def _tied(config: Mapping[str, object]) -> bool:
+    return config.get("tie_word_embeddings", _text(config).get("tie_word_embeddings")) is True
+
+
+def _of_language(name: str) -> bool:
+    return "vision" not in name
 
 
 def check_index(text: bytes, present: Collection[str]) -> None:

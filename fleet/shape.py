@@ -28,6 +28,20 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Which bytes of the weights belong to what, for a model whose layers are divided over stages."""
+
+    layers: tuple[int, ...]
+    """Of each layer."""
+    embedding: int = 0
+    """On the first stage."""
+    head: int = 0
+    """On the last one: what makes tokens of what the layers gave. The embedding once more where both are the same."""
+    rest: int = 0
+    """Of what is counted on every stage: norms, and whatever is not the language model."""
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A model's numbers. One that the weights do not tell is 0 and named in `missing`."""
 
@@ -43,6 +57,8 @@ class ModelShape:
     context_length: int = 0
     """The longest the model was made for."""
     missing: tuple[str, ...] = ()
+    spread: Spread | None = None
+    """None where the names of its tensors do not tell, and for formats of engines that know no stages."""
 
     @property
     def per_token(self) -> int:

@@ -94,6 +94,14 @@ def test_cordoned_node_counts_as_capacity_but_is_no_candidate() -> None:
     assert (found.verdict, found.candidate) == (FitVerdict.FITS, "")
 
 
+def test_a_node_that_was_silent_is_the_candidate_where_nobody_else_is() -> None:
+    state = fleet(n1={"memory": 8 * GIB}, n2={"memory": 64 * GIB})
+    asked = [
+        judge(state, "big", Engine.LLAMACPP, ShardNeed(memory=GIB), 1, silent) for silent in ((), ("n2",), ("n1", "n2"))
+    ]
+    assert [found.candidate for found in asked] == ["n2", "n1", "n2"]
+
+
 def test_lost_node_does_not_count() -> None:
     state = node_lost(fleet(n1={}), "n1", "i", "gone", 1.0)
     assert state.nodes["n1"].state is NodeState.LOST

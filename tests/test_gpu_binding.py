@@ -12,6 +12,8 @@ from agent.engines import ADAPTERS
 from agent.engines.adapter import Launch, fraction
 from agent.engines.llamacpp import LAUNCHER
 from agent.engines.sglang import static_memory
+from fleet.devices import most_gpus, suiting
+from fleet.fit import FitVerdict, judge
 from fleet.placement import place
 from fleet.room import room_of
 from fleet.spec import Engine
@@ -93,3 +95,11 @@ def test_slices_are_taken_one_by_one() -> None:
         wanted = spec("m", gpus=gpus, memory=8 * GIB)
         decision = place(wanted, "m-0", room_of(fleet({"n1": node}, wanted)))
         assert bool(decision.shards) is fits
+        # The check, the agent and the planner are of one mind.
+        judged = judge(fleet({"n1": node}), "m", Engine.LLAMACPP, wanted.need)
+        assert (judged.verdict is FitVerdict.FITS) is fits
+        assert len(suiting(node.devices, gpus)) == {1: 3, 2: 1}[gpus]
+    assert judged.sentence.endswith("the node with most whole GPUs, n1, has 1")
+    assert most_gpus(node.devices) == most_gpus(slices) == 1
+    assert most_gpus((*node.devices, whole.model_copy(update={"uuid": "GPU-2"}))) == 2
+    assert most_gpus(node.devices[:1]) == 0

@@ -1,18 +1,26 @@
-"""The preflight: what a node says of one shard that might be placed on it, were it empty."""
+"""The preflight: what a node says of one shard that might be placed on it, were it empty; and nodes that are silent."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from temporalio import activity
+from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
+from activities import contract
+from activities.contract import CheckRequest, CheckResult
 from activities.node_contract import PreflightRequest
 from agent.gpus import Gpu, Holder
 from agent.machine import ThisMachine
 from agent.probe import Probe
 from fleet.reasons import Reason
 from fleet.spec import Engine, ShardNeed
+from tests.control import Answers, Cell, control_plane
 from tests.fake_engines.node import FakeNode
+from tests.waiting import until
 
 GIB = 1024**3
 
@@ -70,3 +78,58 @@ async def test_preflight_of_gpus(tmp_path: Path, gpus: int, memory: int, free: i
         result = await ActivityEnvironment().run(node.shards.preflight, request)
     assert (result.failure.cause if result.failure else "") == says
     assert result.free_memory == free
+
+
+class Candidates(Answers):
+    """The check names the first of a model's candidates that was not silent, else the first that was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidates: dict[str, list[str]] = {}
+
+    @activity.defn(name=contract.CHECK_FIT)
+    async def check_fit(self, request: CheckRequest) -> CheckResult:
+        found = await super().check_fit(request)
+        known = self.candidates.get(request.request.name or "", [])
+        willing = [node for node in known if node not in request.silent] or list(request.silent[:1])
+        return found.model_copy(update={"candidate": willing[0] if known else ""})
+
+
+async def test_a_candidate_that_does_not_answer_is_waited_for_or_replaced(client: Client) -> None:
+    """Both at once: each takes the ten seconds in which a silent node is asked."""
+    answers = Candidates()
+    async with control_plane(client, answers=answers) as cell, cell.node("n1") as n1:
+        await n1.join()
+        n2 = cell.node("n2")
+        answers.candidates = {"other": ["nobody", n1.name], "back": [n2.name]}
+        jobs = [await cell.start({"repo": "file:/m.gguf", "name": name}) for name in ("other", "back")]
+
+        async def told() -> bool:
+            details = [await _detail(cell, job) for job in jobs]
+            return f"{n2.name} does not answer: waiting for it or another node" in details[1]
+
+        await until(told, 30.0)
+        async with n2:
+            results = await asyncio.gather(*(job.result() for job in jobs))
+        assert [result.model for result in results] == ["other", "back"]
+        details = [await _detail(cell, job) for job in jobs]
+        assert details[0].startswith(f"fits; {n1.name}: llamacpp")
+        assert details[0].endswith("; nobody did not answer")
+        assert details[1].startswith(f"fits; {n2.name}: llamacpp")
+        assert "did not answer" not in details[1]
+
+
+async def test_a_node_that_is_lost_meanwhile_leaves_the_wait_to_the_placement(client: Client) -> None:
+    answers = Candidates()
+    async with control_plane(client, answers=answers) as cell, cell.node("n1") as n1:
+        await n1.join()
+        answers.candidates = {"m": ["nobody"]}
+        job = await cell.start({"repo": "file:/m.gguf", "name": "m"})
+        await until(lambda: answers.calls.count(contract.CHECK_FIT) == 1, 30.0)
+        answers.candidates = {}
+        await job.result()
+        assert await _detail(cell, job) == "fits; nobody did not answer"
+
+
+async def _detail(cell: Cell, job: Any) -> str:
+    return (await cell.status(job)).steps[2].detail

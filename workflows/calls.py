@@ -79,6 +79,10 @@ START_RETRY = RetryPolicy(
 HUB_WAIT_MAX_S = 1800.0
 """How long in all a job waits because a hub asks it to: hubs count requests in windows of minutes."""
 
+PREFLIGHT_WAIT_S = 60.0
+"""How long in all a job asks candidates that do not answer. A lease ends 10 s after its agent did and its node is lost
+20 s later: a node that is silent longer than both has an agent that lives and does not poll."""
+
 NODE_QUEUE_WAIT = timedelta(seconds=60)
 """How long a call waits for its node. Without it a dead node is never noticed; the lease (10 s + 20 s) tells first
 when the agent is gone, so this is for an agent that lives and does not poll."""
@@ -197,7 +201,7 @@ async def smoke_test(request: SmokeRequest) -> SmokeResult:
 
 
 async def preflight(node: str, request: PreflightRequest) -> PreflightResult:
-    """Asks a candidate; a node that does not answer in 10 s is no candidate."""
+    """Asks a candidate; one that does not answer in 10 s is asked again behind the others."""
     return await _run(
         node_contract.PREFLIGHT,
         request,
