@@ -6,6 +6,7 @@ python worker.py --config server.yaml
 import argparse
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -18,6 +19,7 @@ from temporalio.worker import Worker
 
 from activities import contract
 from activities.check import Check
+from activities.elsewhere import Elsewhere
 from activities.fleet_gauges import FleetGauges
 from activities.mirror import Mirror
 from activities.place import Place
@@ -25,10 +27,11 @@ from activities.registry import Registry
 from activities.resolutions import Resolutions
 from activities.rounds import Rounds
 from activities.smoke import Smoke
+from activities.snapshots import fleet_of
 from runtime import collector, logs, metrics, tracing
 from runtime.config import ConfigError, ServerConfig, load
 from runtime.engine_keys import EngineKeys
-from runtime.mirrors import is_directory
+from runtime.peer_secret import read_secret
 from runtime.process import run_and_exit
 from runtime.temporal import UnreachableError, connect, register_search_attributes
 from workflows import WORKFLOWS
@@ -37,6 +40,9 @@ from workflows.calls import TASK_TIMEOUT
 STICKY_TIMEOUT = timedelta(seconds=1)
 """After a kill, workflow tasks wait this long for the dead worker's cache before another worker gets them."""
 
+HEARTBEATS = timedelta(seconds=1)
+"""Sent at most so often: how far a transfer is, is shown as it is now. Few activities here live for a second."""
+
 CONNECT_AGAIN_S = 2.0
 SPANS_END_S = 5.0
 """The SDK's own flush has no end while a collector takes and does not answer."""
@@ -44,13 +50,15 @@ SPANS_END_S = 5.0
 log = logging.getLogger("llmgw.worker")
 
 
-def make_worker(client: Client, config: ServerConfig, keys: EngineKeys, *, max_cached_workflows: int = 1000) -> Worker:
-    """A worker with everything on it."""
-    # Beside a mirror in an object store nothing is kept: without its hub, a model is served by its catalog alone.
-    kept = Resolutions(config.mirror.directory(".")) if is_directory(config.mirror.address) else None
-    registry = Registry(config.hub, kept)
-    mirror = Mirror(config.mirror, config.hub)
-    check = Check(client, config.mirror, config.hub)
+def make_worker(
+    client: Client, config: ServerConfig, keys: EngineKeys, secret: str = "", *, max_cached_workflows: int = 1000
+) -> Worker:
+    """A worker with everything on it; `secret` opens the nodes' doors for their weights."""
+    kept = Resolutions(config.mirror.address)
+    elsewhere = Elsewhere(kept, functools.partial(fleet_of, client), secret)
+    registry = Registry(config.hub, elsewhere)
+    mirror = Mirror(config.mirror, config.hub, secret)
+    check = Check(client, config.mirror, config.hub, secret)
     return Worker(
         client,
         task_queue=contract.CONTROL_QUEUE,
@@ -67,10 +75,11 @@ def make_worker(client: Client, config: ServerConfig, keys: EngineKeys, *, max_c
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         graceful_shutdown_timeout=timedelta(seconds=2),
+        max_heartbeat_throttle_interval=HEARTBEATS,
     )
 
 
-async def run(config: ServerConfig, keys: EngineKeys) -> None:
+async def run(config: ServerConfig, keys: EngineKeys, secret: str) -> None:
     """Serve until SIGTERM or SIGINT; a Temporal that is away is waited for."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,7 +88,7 @@ async def run(config: ServerConfig, keys: EngineKeys) -> None:
     if client is None:
         return
     rounds = Rounds(client, config.cell, config.fleet.policy(), TASK_TIMEOUT, FleetGauges().saw)
-    async with make_worker(client, config, keys):
+    async with make_worker(client, config, keys, secret):
         log.info("serving cell %s on queue %s", config.cell, contract.CONTROL_QUEUE)
         await rounds.run(stop)
 
@@ -111,6 +120,7 @@ def main() -> int:
     try:
         config = load(arguments.config, ServerConfig)
         keys = EngineKeys(config.engine_key_file)
+        secret = read_secret(config.weights_token_file, "weights_token_file")
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the answer to whoever started it
         return 2
@@ -120,7 +130,7 @@ def main() -> int:
     close_metrics = metrics.install(config.metrics, resource, port=arguments.metrics_port)
     shut_down = tracing.install(config.tracing, "llmgw-worker")
     try:
-        asyncio.run(run(config, keys))
+        asyncio.run(run(config, keys, secret))
     finally:
         tracing.bounded(shut_down, SPANS_END_S)
         close_metrics()

@@ -4,38 +4,32 @@ import asyncio
 
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contract import (
-    CHECK_FIT,
-    CHECK_REPO,
-    QUERY_SNAPSHOT,
-    CheckRepoRequest,
-    CheckRequest,
-    CheckResult,
-    Snapshot,
-    fleet_id,
-)
+from activities.contract import CHECK_FIT, CHECK_REPO, CheckRepoRequest, CheckRequest, CheckResult
 from activities.headers import of_source, read_shape
 from activities.mirror import hub_headers, origin
+from activities.snapshots import fleet_of as state_of
 from fleet.check import examine, examine_on_paper, refusal
 from fleet.paper import fleet_of
 from fleet.repos import weights_id
 from fleet.shape import ModelShape
-from fleet.spec import Weights
-from fleet.state import FleetState
+from fleet.spec import ResolvedModel, Weights
 from runtime.config import HubConfig, MirrorConfig
 from runtime.mirrors import reading
+from runtime.peer_files import peer_files
+from runtime.sources import Ranged
 from runtime.threads import in_thread
 
 
 class Check:
     """Compares what weights say about themselves with the engine and with the fleet's capacity."""
 
-    def __init__(self, client: Client, mirror: MirrorConfig, hub: HubConfig) -> None:
+    def __init__(self, client: Client, mirror: MirrorConfig, hub: HubConfig, secret: str = "") -> None:
+        """`secret` opens the nodes' doors, for a repo that only a node has while its hub is away."""
         self._client = client
         self._mirror = mirror
         self._hub = hub
+        self._secret = secret
 
     @activity.defn(name=CHECK_FIT)
     async def check_fit(self, request: CheckRequest) -> CheckResult:
@@ -43,7 +37,9 @@ class Check:
         FIT_UNKNOWN, DOES_NOT_FIT, GPU_COUNT. A fleet without a node that could answer is no failure: the verdict is
         then UNKNOWN."""
         shape = await in_thread(mirrored_shape, request.weights, request.request.args)
-        result = examine(shape, request.weights, request.request, await self._snapshot(request.cell))
+        result = examine(
+            shape, request.weights, request.request, await state_of(self._client, request.cell), request.silent
+        )
         refused = refusal(result)
         if refused is not None:
             raise refused
@@ -61,10 +57,10 @@ class Check:
             files=resolved.files,
             mirror=f"{self._mirror.address}/{weights_id(resolved)}",
         )
-        if resolved.note:  # the hub is away, and the mirror has it
+        if resolved.note and not resolved.peers:  # the hub is away, and the mirror has it
             shape = await in_thread(mirrored_shape, weights, wish.args)
         else:
-            source = origin(resolved, hub_headers(self._hub, resolved, wish.token or ""))
+            source = self._source(resolved, wish.token or "")
             try:
                 opened = of_source(source, asyncio.get_running_loop())
                 shape = await in_thread(read_shape, resolved, opened, wish.args)
@@ -72,17 +68,12 @@ class Check:
                 await source.close()
         if wish.paper is not None:
             return examine_on_paper(shape, weights, wish, fleet_of(wish.paper))
-        return examine(shape, weights, wish, await self._snapshot(wish.cell))
+        return examine(shape, weights, wish, await state_of(self._client, wish.cell))
 
-    async def _snapshot(self, cell: str) -> FleetState:
-        handle = self._client.get_workflow_handle(fleet_id(cell))
-        try:
-            snapshot: Snapshot = await handle.query(QUERY_SNAPSHOT, result_type=Snapshot)
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return FleetState(cell=cell)  # the fleet's workflow has not been started: no node has joined
-            raise
-        return snapshot.state
+    def _source(self, resolved: ResolvedModel, token: str) -> Ranged:
+        if resolved.peers:  # the hub is away: each attempt asks another of the nodes that have it
+            return peer_files(resolved.peers[(activity.info().attempt - 1) % len(resolved.peers)], self._secret)
+        return origin(resolved, hub_headers(self._hub, resolved, token))
 
 
 def mirrored_shape(weights: Weights, args: tuple[str, ...] = ()) -> ModelShape:

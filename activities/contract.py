@@ -89,6 +89,8 @@ class ResolveRequest(Record):
     trust_remote_code: bool = False
     token: str = ""
     """The name of the token that opens it; "" is the one of server.yaml's `hub.token_file`, or none."""
+    cell: str = "main"
+    """The fleet whose catalog and nodes are asked while the hub is away."""
 
 
 class MirrorRequest(Record):
@@ -107,6 +109,8 @@ class MirrorResult(Record):
     seconds: float
     weights: Weights
     """With every hash known."""
+    peer_bytes: int = 0
+    """Of those copied, what nodes gave because the hub was away."""
 
 
 class CheckRequest(Record):
@@ -115,6 +119,8 @@ class CheckRequest(Record):
     cell: str
     weights: Weights
     request: JobRequest
+    silent: tuple[str, ...] = ()
+    """Candidates that did not answer: others come first."""
 
 
 class CheckRepoRequest(Record):
@@ -350,6 +356,8 @@ class StepStatus(Record):
     name: str
     state: StepState = StepState.PENDING
     detail: str = ""
+    progress: str = ""
+    """How far it is while it runs: ctl reads that off heartbeats, a job does not know it."""
     started_at: float = 0.0
     ended_at: float = 0.0
 

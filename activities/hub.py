@@ -18,6 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from fleet.inputs import SECRET
 from fleet.reasons import Reason, StepError
 from fleet.repos import RepoRef
 from fleet.spec import ModelFile
@@ -62,7 +63,8 @@ def read_token(hub: HubConfig, name: str = "") -> str:
     """The hub's access token of this name; empty where none is configured. Raises StepError."""
     if name and name not in hub.tokens:
         known = ", ".join(sorted(hub.tokens)) or "none"
-        raise StepError(Reason.TOKEN_UNKNOWN, f"token: server.yaml has no token {name}; there are: {known}")
+        told = "of that name, which looks like a token itself" if SECRET.fullmatch(name) else name
+        raise StepError(Reason.TOKEN_UNKNOWN, f"token: server.yaml has no token {told}; there are: {known}")
     path = hub.tokens[name] if name else hub.token_file
     if path is None:
         return ""

@@ -1,13 +1,16 @@
 """The job's second step: one copy of the model's files for the whole fleet, every byte of it verified."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
 from temporalio import activity
 
 from activities.contract import DISCARD_WEIGHTS, MIRROR_MODEL, MirrorRequest, MirrorResult
-from activities.registry import read_token
+from activities.hub import read_token
+from activities.resolutions import Resolutions
+from fleet.progress import Pace
 from fleet.reasons import Reason, StepError
 from fleet.repos import STORES, check_paths, file_url, path_of_url, weights_id
 from fleet.spec import ResolvedModel, Weights
@@ -16,6 +19,7 @@ from runtime.config import HubConfig, MirrorConfig
 from runtime.http_source import HttpSource, host_of
 from runtime.mirrors import is_directory, is_web
 from runtime.objects import StoreSource
+from runtime.peer_files import peer_files
 from runtime.progress import reporting
 from runtime.sources import FileSource, Ranged
 from runtime.threads import in_thread
@@ -25,9 +29,12 @@ from runtime.transfer import Fetched, discard, fetch
 class Mirror:
     """Copies models to `<mirror>/<weights id>/`, in a directory or in an object store."""
 
-    def __init__(self, config: MirrorConfig, hub: HubConfig) -> None:
+    def __init__(self, config: MirrorConfig, hub: HubConfig, secret: str = "") -> None:
+        """`secret` opens the nodes' doors, for files that only nodes have while the hub is away."""
         self._config = config
         self._hub = hub
+        self._secret = secret
+        self._kept = Resolutions(config.address)
 
     @activity.defn(name=MIRROR_MODEL)
     async def mirror_model(self, request: MirrorRequest) -> MirrorResult:
@@ -37,21 +44,29 @@ class Mirror:
         check_paths(file.path for file in resolved.files)
         name = weights_id(resolved)
         url = f"{self._config.address}/{name}"
-        progress = {"done_bytes": 0, "total_bytes": resolved.size}
+        pace = Pace(resolved.size)
 
         def show(done: int, total: int) -> None:
-            progress.update(done_bytes=done, total_bytes=total)
+            pace.saw(done, total, time.monotonic())
 
-        source = origin(resolved, hub_headers(self._hub, resolved, request.token))
+        # The hub comes last where it was away: it may be back.
+        peers = [peer_files(peer, self._secret) for peer in resolved.peers] if self._secret else []
+        known = all(file.url for file in resolved.files)
+        home = [origin(resolved, hub_headers(self._hub, resolved, request.token))] if known or not peers else []
+        sources = [*peers, *home]
         try:
-            async with reporting(lambda: dict(progress)):
-                fetched = await self._copy(resolved, source, url, show)
+            async with reporting(pace.progress):
+                fetched = await self._copy(resolved, sources, url, show)
         finally:
-            await source.close()
+            for source in sources:
+                await source.close()
+        if fetched.copied_bytes and resolved.repo.startswith("hf:"):
+            await self._kept.keep_files(name, fetched.files)
         return MirrorResult(
             outcome="copied" if fetched.copied_bytes else "already mirrored",
             copied_bytes=fetched.copied_bytes,
             seconds=fetched.seconds,
+            peer_bytes=fetched.sources.get("peer", 0),
             weights=Weights(
                 model_id=name,
                 format=resolved.format,
@@ -73,14 +88,14 @@ class Mirror:
             await shelf.clear(weights.mirror)
 
     async def _copy(
-        self, resolved: ResolvedModel, source: Ranged, url: str, show: Callable[[int, int], None]
+        self, resolved: ResolvedModel, sources: Sequence[Ranged], url: str, show: Callable[[int, int], None]
     ) -> Fetched:
         if is_web(url):
             return await shelf.look(resolved.files, url)
         if not is_directory(url):
-            return await shelf.fill(resolved.files, source, url, progress=show)
+            return await shelf.fill(resolved.files, sources, url, progress=show)
         directory = self._config.directory(weights_id(resolved))
-        fetched = await fetch(resolved.files, [source], directory, keep_free=self._config.keep_free, progress=show)
+        fetched = await fetch(resolved.files, sources, directory, keep_free=self._config.keep_free, progress=show)
         if fetched.copied_bytes:
             await in_thread(manifest.settle, directory)  # the fleet's one copy must outlive a power cut
         return fetched

@@ -13,9 +13,8 @@ import httpx
 from temporalio import activity
 
 from activities.contract import RESOLVE_MODEL, ResolveRequest
+from activities.elsewhere import Elsewhere
 from activities.hub import HUB_TIMEOUT_S, MAX_FILES, look_up, status_refusal
-from activities.hub import read_token as read_token
-from activities.resolutions import Resolutions
 from fleet.architectures import FORMATS, engine_for
 from fleet.engine_args import check_wish
 from fleet.reasons import Reason, StepError
@@ -32,9 +31,10 @@ AWAY = frozenset({Reason.HUB_UNREACHABLE, Reason.HUB_BUSY})
 class Registry:
     """Looks models up: on a hub, in this machine's files, or at a URL."""
 
-    def __init__(self, hub: HubConfig, kept: Resolutions | None = None) -> None:
+    def __init__(self, hub: HubConfig, elsewhere: Elsewhere | None = None) -> None:
+        """`elsewhere` is asked when the hub is away; without it that is a failure."""
         self._hub = hub
-        self._kept = kept
+        self._elsewhere = elsewhere
 
     @activity.defn(name=RESOLVE_MODEL)
     async def resolve_model(self, request: ResolveRequest) -> ResolvedModel:
@@ -55,22 +55,20 @@ class Registry:
             return await _resolve_url(ref, request)
         if ref.scheme == "store":
             return await _resolve_store(ref, request)
-        return await in_thread(self._resolve_hub, ref, request)
+        return await self._resolve_hub(ref, request)
 
-    def _resolve_hub(self, ref: RepoRef, request: ResolveRequest) -> ResolvedModel:
+    async def _resolve_hub(self, ref: RepoRef, request: ResolveRequest) -> ResolvedModel:
         asked = f"{self._hub.endpoint} {ref.repo}@{ref.revision}:{ref.variant}"
         asked += f" {request.engine or 'any engine'}{' with code' if request.trust_remote_code else ''}"
         try:
-            commit, files = look_up(self._hub, ref, request.token)
+            commit, files = await in_thread(look_up, self._hub, ref, request.token)
         except StepError as error:
-            known = self._kept.mirrored(asked) if self._kept is not None and error.failure.reason in AWAY else None
-            if known is None:
+            if self._elsewhere is None or error.failure.reason not in AWAY:
                 raise
-            note = f"{error.failure.detail}: the mirror has it as it was on {known.when}"
-            return known.resolved.model_copy(update={"note": note})
+            return await self._elsewhere.find(asked, ref, request, error)
         resolved = _resolved(ref, commit, files, request)
-        if self._kept is not None:
-            self._kept.keep(asked, resolved, time.time())
+        if self._elsewhere is not None:
+            await self._elsewhere.kept.keep(asked, resolved, time.time())
         return resolved
 
 

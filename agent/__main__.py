@@ -28,7 +28,7 @@ from agent.membership import Membership
 from agent.meter import Meter
 from agent.outbox import Outbox
 from agent.peaks import Peaks
-from agent.peers import PeerServer, read_secret
+from agent.peers import PeerServer
 from agent.probe import Probe
 from agent.recovery import adopt, pids, recover, reported, running
 from agent.shards import Shards
@@ -41,6 +41,7 @@ from fleet.state import Inventory
 from runtime import logs, metrics, temporal, tracing
 from runtime.config import AgentConfig, ConfigError, load
 from runtime.engine_keys import EngineKeys
+from runtime.peer_secret import read_secret
 from runtime.process import run_and_exit
 
 logger = logging.getLogger("agent")

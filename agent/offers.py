@@ -27,6 +27,7 @@ class Offers:
         self._guard = threading.Lock()
         self._whole: dict[str, Offer] = {}
         self._growing: dict[str, Offer] = {}
+        self._models: dict[str, Path] = {}
 
     def scan(self) -> None:
         """Take up what an earlier agent has fetched."""
@@ -42,10 +43,12 @@ class Offers:
         }
         with self._guard:
             self._whole.update(found)
+            self._models[directory.name] = directory
 
     def drop(self, directory: Path) -> None:
         """A model goes."""
         with self._guard:
+            self._models.pop(directory.name, None)
             self._whole = {
                 digest: offer for digest, offer in self._whole.items() if not offer.path.is_relative_to(directory)
             }
@@ -59,6 +62,13 @@ class Offers:
         """The fetch that brought it is over."""
         with self._guard:
             self._growing.pop(digest, None)
+
+    def listing(self, name: str) -> str:
+        """The files of a model that is here whole, as a manifest; empty where it is not."""
+        with self._guard:
+            directory = self._models.get(name)
+        recorded = manifest.read(directory) if directory is not None else {}
+        return manifest.dump(list(recorded.values())) if recorded else ""
 
     def find(self, digest: str) -> Offer | None:
         """The file with this hash, whole or as far as it is."""

@@ -6,12 +6,10 @@ import re
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from agent.offers import Offer, Offers
-from runtime.config import ConfigError
-from runtime.peer_source import HAVE, PATH
+from runtime.peer_source import HAVE, LISTINGS, PATH
 
 logger = logging.getLogger(__name__)
 
@@ -22,20 +20,8 @@ CONNECTIONS = 256
 IDLE_S = 30.0
 """A connection that asks nothing, or takes nothing, for so long is closed."""
 _ASKED = re.compile(re.escape(PATH) + r"([0-9a-f]{64})")
+_LISTED = re.compile(re.escape(LISTINGS) + r"([a-z0-9-]{1,200})")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
-
-
-def read_secret(path: Path | None) -> str:
-    """The secret all nodes share; empty where none is configured. Raises ConfigError."""
-    if path is None:
-        return ""
-    try:
-        secret = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the secret in weights.token_file cannot be read; copy the fleet's there") from error
-    if not secret.isprintable() or not 16 <= len(secret) <= 4096:
-        raise ConfigError(f"{path}: the secret in weights.token_file must have 16 to 4096 characters on one line")
-    return secret
 
 
 class PeerServer:
@@ -114,6 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(401)
         asked = _ASKED.fullmatch(self.path)
         span = _RANGE.fullmatch(self.headers.get("Range", "bytes=0-"))
+        listed = _LISTED.fullmatch(self.path)
+        if listed is not None:
+            return self._list(listed[1])
         if asked is None:
             return self._refuse(404)
         if span is None:
@@ -133,6 +122,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._give(offer, start, end)
         finally:
             self.server.answers.release()
+        return None
+
+    def _list(self, name: str) -> None:
+        text = self.server.offers.listing(name).encode()
+        if not text:
+            return self._refuse(404)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
         return None
 
     def _give(self, offer: Offer, start: int, end: int) -> None:

@@ -16,7 +16,7 @@ from cli.console import JsonFlag, note, out, print_json, say, table
 from cli.errors import JobFailedError
 from cli.models_file import Changes, compare, read_models
 from cli.plans import FileOption, PruneFlag, Verbose, show_plan
-from cli.progress import SIGNS, step_line
+from cli.progress import SIGNS, LineProgress, told
 from cli.session import Session, open_session
 from fleet.records import Record
 from fleet.spec import JobKind, JobRequest
@@ -163,7 +163,8 @@ def _progress(*, plain: bool) -> Iterator[Show]:
     """One line a model: live in a terminal, elsewhere one for each change."""
     console = out()
     if plain or not console.is_terminal:
-        yield LinesByModel(note).show
+        lines = LineProgress(note)
+        yield lambda name, status: lines.show(status, f"{name}: ")
         return
     latest: dict[str, JobStatus] = {}
     with Live(console=console, refresh_per_second=8) as live:
@@ -175,23 +176,7 @@ def _progress(*, plain: bool) -> Iterator[Show]:
         yield show
 
 
-class LinesByModel:
-    """Says each change of each model's job once, behind the model's name."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._said: dict[tuple[str, str], str] = {}
-
-    def show(self, name: str, status: JobStatus) -> None:
-        """Say what changed."""
-        for step in status.steps:
-            line = step_line(step)
-            if step.state is not StepState.PENDING and self._said.get((name, step.name)) != line:
-                self._said[name, step.name] = line
-                self._tell(f"{name}: {line}")
-
-
 def _row(name: str, status: JobStatus) -> tuple[str, ...]:
     reached = [step for step in status.steps if step.state is not StepState.PENDING]
     step = reached[-1] if reached else status.steps[0]
-    return (SIGNS[step.state], name, status.job, step.name, step.detail)
+    return (SIGNS[step.state], name, status.job, step.name, told(step))

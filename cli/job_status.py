@@ -25,6 +25,7 @@ from activities.contract import (
 )
 from cli.errors import CtlError, failure_of, sentence
 from cli.session import QUERY_TIMEOUT, Session
+from cli.transfers import with_progress
 from fleet.reasons import Failure, Reason
 from fleet.spec import JobKind
 
@@ -63,13 +64,14 @@ async def find(session: Session, text: str) -> str:
 
 
 async def ask(session: Session, job: str) -> JobStatus:
-    """What the job says of itself. Raises CtlError where it says nothing."""
+    """What the job says of itself, and how far its transfer is. Raises CtlError where it says nothing."""
     try:
-        return await _ask(session.client.get_workflow_handle(job))
+        told = await _ask(session.client.get_workflow_handle(job))
     except RPCError as error:
         raise _none(job, error) from error
     except WorkflowQueryFailedError as error:
         raise _mute(job, error) from error
+    return await with_progress(session.client, told)
 
 
 async def described(session: Session, job: str) -> JobState:
@@ -100,7 +102,7 @@ async def status(session: Session, job: str) -> JobStatus:
             raise _mute(job, error) from error
         told = blank(job)
     if told.state is not JobState.RUNNING or state is JobState.RUNNING:
-        return told
+        return await with_progress(session.client, told, described)
     return closed(told, state, _seconds(described.close_time), await _end(handle, state))
 
 

@@ -1,9 +1,12 @@
 """The check's answer, from a model's shape and what the fleet has: engine, need, verdict, and what would do."""
 
+from collections.abc import Collection
+
 from fleet.architectures import ARCHITECTURES, FORMATS, engine_for
 from fleet.engine_args import check_wish
 from fleet.estimate import Estimate, default_context, estimate, kv_bytes_per_token
 from fleet.fit import FitVerdict, Parallelism, gpus_of, judge, offers, smallest
+from fleet.inputs import typed_fault
 from fleet.peaks import Run, believed, digest_of, peak_of
 from fleet.reasons import Reason, StepError
 from fleet.records import Record
@@ -44,12 +47,17 @@ class CheckResult(Record):
     """Why it is not served so; None where nothing speaks against it."""
 
 
-def examine(shape: ModelShape, weights: Weights, wish: ModelRequest, state: FleetState) -> CheckResult:
-    """Whether a model fits when it is served as wished.
+def examine(
+    shape: ModelShape, weights: Weights, wish: ModelRequest, state: FleetState, silent: Collection[str] = ()
+) -> CheckResult:
+    """Whether a model fits when it is served as wished. `silent` as in `fit.judge`.
 
     Raises StepError: BAD_FLAG, BAD_INPUT, UNSUPPORTED_ARCHITECTURE.
     """
     name = wish.name or (default_name(parse_repo(wish.repo)) if wish.repo else weights.model_id)
+    wrong = typed_fault(wish)
+    if wrong:
+        raise StepError(Reason.BAD_INPUT, wrong)
     engine = wish.engine or engine_for(weights.format)
     check_wish(engine, wish.args, trust_remote_code=wish.trust_remote_code)
     check_engine(engine, weights.format, shape, trusted=wish.trust_remote_code)
@@ -61,6 +69,9 @@ def examine(shape: ModelShape, weights: Weights, wish: ModelRequest, state: Flee
         raise StepError(
             Reason.BAD_INPUT, f"context_length: {context} is more than the {shape.context_length} {name} was made for"
         )
+    if shape.layers and wish.pipeline_parallel > len(shape.layers):
+        stages = f"pipeline_parallel: {wish.pipeline_parallel} stages"
+        raise StepError(Reason.BAD_INPUT, f"{stages} are more than the {len(shape.layers)} layers of {name}")
     found = estimate(
         shape,
         engine,
@@ -68,6 +79,7 @@ def examine(shape: ModelShape, weights: Weights, wish: ModelRequest, state: Flee
         concurrency=wish.concurrency,
         gpus=wish.gpus,
         nodes=wish.nodes,
+        stages=wish.pipeline_parallel,
         args=wish.args,
     )
     parts = found if isinstance(found, Estimate) and wish.memory is None else None
@@ -92,7 +104,7 @@ def examine(shape: ModelShape, weights: Weights, wish: ModelRequest, state: Flee
     if not memory:
         lacks = f"the memory {name} needs cannot be told: its weights lack the {', the '.join(missing)}"
         return result.model_copy(update={"sentence": lacks, "reason": Reason.FIT_UNKNOWN})
-    return _judged(result, shape, name, wish, state)
+    return _judged(result, shape, name, wish, state, silent)
 
 
 def examine_on_paper(shape: ModelShape, weights: Weights, wish: ModelRequest, state: FleetState) -> CheckResult:
@@ -126,8 +138,15 @@ def check_engine(engine: Engine, format: Format, shape: ModelShape, *, trusted: 
         )
 
 
-def _judged(result: CheckResult, shape: ModelShape, name: str, wish: ModelRequest, state: FleetState) -> CheckResult:
-    judgement = judge(state, name, result.engine, result.need, result.nodes)
+def _judged(
+    result: CheckResult,
+    shape: ModelShape,
+    name: str,
+    wish: ModelRequest,
+    state: FleetState,
+    silent: Collection[str],
+) -> CheckResult:
+    judgement = judge(state, name, result.engine, result.need, result.nodes, silent)
     update: dict[str, object] = {"verdict": judgement.verdict, "candidate": judgement.candidate}
     account = _account(result)
     if judgement.verdict is not FitVerdict.DOES_NOT_FIT:
@@ -168,6 +187,7 @@ def _peak(state: FleetState, weights: Weights, engine: Engine, context: int, wis
         gpus=wish.gpus,
         args=digest_of(wish.args),
         nodes=wish.nodes,
+        stages=wish.pipeline_parallel,
     )
     return peak_of(state.peaks, run, kinds if wish.gpus else {CPU})
 

@@ -1,5 +1,6 @@
 """What somebody typed, read: a model of it, or one sentence that names what is wrong; and the spec it becomes."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,12 @@ from pydantic import BaseModel, ValidationError
 from fleet.paper import CheckWish
 from fleet.reasons import Reason, RefusedError
 from fleet.spec import Engine, JobKind, JobRequest, ModelRequest, ModelSpec, ShardNeed, Task, Weights
+
+LEAST_MEMORY = 1024**2
+"""Bytes: nothing serves in less than a MiB, so the unit is missing."""
+
+SECRET = re.compile(r"hf_[A-Za-z0-9]{20,}")
+"""How the hub's own tokens look."""
 
 OF_THE_JOB = frozenset(JobRequest.model_fields) - frozenset(ModelRequest.model_fields)
 """What a request says of the job alone: nothing of it is kept with the model."""
@@ -34,12 +41,31 @@ def read_check(inputs: Sequence[object], example: str) -> CheckWish:
     return wish
 
 
+def typed_fault(request: ModelRequest, *, ram: int | None = None) -> str:
+    """What a person surely did not mean, in a sentence; empty where there is nothing. Only what is typed is looked at:
+    what is stored was taken once. `ram`: of a machine on paper."""
+    for name, said in (("memory", request.memory), ("ram", ram)):
+        if said is not None and said < LEAST_MEMORY:
+            return f"{name}: {int(said)} bytes are less than any engine takes: name the unit, as in 12GiB"
+    if request.token is not None and SECRET.fullmatch(request.token):
+        return (
+            "token: that looks like a token itself, and a job is no place for it: write it into a file, give the file "
+            "a name in `hub.tokens` of server.yaml, and say that name"
+        )
+    return ""
+
+
 def input_sentence(error: ValidationError) -> str:
     """One line for one wrong input: `replcas: Extra inputs are not permitted; …`. Never repeats the input itself."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in detail['loc']) or 'input'}: {detail['msg'].removeprefix('Value error, ')}"
-        for detail in error.errors(include_url=False, include_input=False)
-    )
+    details = error.errors(include_url=False, include_input=False)
+    return "; ".join(_complaint(detail["loc"], detail["type"], detail["msg"]) for detail in details)
+
+
+def _complaint(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    where, what = ".".join(str(part) for part in location), message.removeprefix("Value error, ")
+    if kind == "value_error" and not where:
+        return what  # a rule over several fields names them itself
+    return f"{where or 'input'}: {what}"
 
 
 def spec_of(

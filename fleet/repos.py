@@ -102,7 +102,9 @@ def parse_repo(text: str) -> RepoRef:
     page = _PAGE.match(text)
     if page:
         name = page["name"] + (f"@{page['revision']}" if page["revision"] else "")
-        raise _bad_repo(text, f"is a page of the hub: write {name}")
+        quant = _QUANT.search(_stem(text)) if text.lower().endswith(".gguf") else None
+        variant = f":{quant['variant']}" if quant else ""
+        raise _bad_repo(text, f"is a page of the hub: write {name}{variant}")
     if text.startswith("/"):
         return _file(text, text)
     if colon and scheme == "file":
@@ -265,7 +267,7 @@ def _url(text: str) -> RepoRef:
     if not host or parts.username is not None or parts.password is not None:
         raise _bad_repo(text.partition("@")[2] or text, "must name a host and no credentials")
     if not parts.path.lower().endswith(".gguf"):
-        raise _bad_repo(text, "must name one .gguf file")
+        raise _bad_repo(text, "must name one .gguf file; a repo on the hub is written org/name")
     return RepoRef("https", parts._replace(fragment="").geturl())
 
 
@@ -282,6 +284,9 @@ def _store(text: str) -> RepoRef:
 
 
 def _hub(text: str, rest: str) -> RepoRef:
+    hint = _hint(text)
+    if hint:
+        raise _bad_repo(text, hint)
     rest, colon, variant = rest.partition(":")
     name, at, revision = rest.partition("@")
     if "://" in text or not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
@@ -291,6 +296,20 @@ def _hub(text: str, rest: str) -> RepoRef:
     if colon and not _VARIANT.fullmatch(variant):
         raise _bad_repo(text, "has a variant that is not a name such as Q4_K_M")
     return RepoRef("hf", name, revision, variant)
+
+
+def _hint(text: str) -> str:
+    """What is wrong with a reference that looks like another tool's or another system's; empty for any other."""
+    if "\\" in text:
+        return "holds a backslash: write a path as file:/path/to/model, and a repo as org/name"
+    if text.startswith("hf://"):
+        return f"has two slashes too many: write hf:{text.removeprefix('hf://')}"
+    store = next((scheme for scheme in STORES if text.startswith(scheme.removesuffix("//"))), "")
+    if store and "/" in text:
+        return f"is no address: write {store}{text.removeprefix(store.removesuffix('//'))}"
+    scheme = "hf:" if text.startswith("hf:") else ""
+    turned = re.fullmatch(r"([^:@]+)(:[^:@]+)(@[^:@]+)", text.removeprefix(scheme))
+    return f"has its revision behind its variant: write {scheme}{turned[1]}{turned[3]}{turned[2]}" if turned else ""
 
 
 def _bad_repo(text: str, wrong: str) -> StepError:
@@ -315,6 +334,11 @@ def _gguf_variants(files: Sequence[ModelFile]) -> dict[str, list[ModelFile]]:
     short = {stem: _quant(stem) for stem in by_stem}
     clear = len(set(short.values())) == len(short)
     return {(short[stem] if clear else stem): by_stem[stem] for stem in sorted(by_stem)}
+
+
+def variant_of(entry: str) -> str:
+    """The variant by which a GGUF is asked for, where it is the only one of its quantization: `Q4_K_M`."""
+    return _quant(_stem(entry.rpartition("/")[2]))
 
 
 def _quant(stem: str) -> str:

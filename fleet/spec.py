@@ -106,7 +106,8 @@ def spread_fault(engine: Engine | None, nodes: int, gpus: int, stages: int) -> s
         return f"{what}: {engine} runs on one node, and {able} on several: leave it out, or name one of them"
     devices = nodes * max(1, gpus)
     if devices % stages:
-        return f"pipeline_parallel: {stages} stages cannot share {devices} devices (nodes times GPUs) equally"
+        count = f"{devices} device{'s' if devices != 1 else ''} (nodes times GPUs)"
+        return f"pipeline_parallel: {stages} stages cannot share {count} equally"
     return ""
 
 
@@ -139,6 +140,8 @@ class ResolvedModel(Record):
     files: tuple[ModelFile, ...]
     note: str = ""
     """What a person should know of how it was resolved, such as that the hub was away."""
+    peers: tuple[str, ...] = ()
+    """Where nodes serve these files by their hashes: the hub was away, and neither has the mirror them."""
 
     @property
     def size(self) -> int:

@@ -168,6 +168,9 @@ class ServerConfig(Section):
     gateway: GatewayConfig = GatewayConfig()
     engine_key_file: Path | None = None
     """The same keys as the nodes' files hold: sent to engines by the gateway and by the smoke test."""
+    weights_token_file: Path | None = None
+    """The secret of the nodes' `weights.token_file`: the worker then fills the mirror from a node while the hub is
+    away."""
     tracing: TracingConfig = TracingConfig()
     metrics: MetricsConfig = MetricsConfig()
     logging: LogConfig = LogConfig()

@@ -17,6 +17,8 @@ HAVE = "LLMGW-Have"
 """Header of an answer 503: bytes of the file that the peer has itself by now."""
 PATH = "/weights/"
 """Before the SHA-256 of the file that is asked for."""
+LISTINGS = "/listings/"
+"""Before the id of the weights whose files are asked for."""
 PACE = Pace(connect_s=3.0, silent_s=5.0, grace_s=5.0, rate=1024**2)
 """Of one file: a peer that gives less is no gain over the mirror."""
 SPAN = 64 * 1024**2

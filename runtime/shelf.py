@@ -19,7 +19,7 @@ from runtime import manifest
 from runtime.hashes import Hashes, Hashing
 from runtime.manifest import MANIFEST
 from runtime.objects import open_store, told
-from runtime.sources import Ranged
+from runtime.sources import Ranged, SourceKind
 from runtime.stream import Buffers, stream
 from runtime.transfer import Fetched
 
@@ -34,16 +34,17 @@ TRIES = 2
 
 
 async def fill(
-    files: Sequence[ModelFile], source: Ranged, url: str, *, progress: Callable[[int, int], None]
+    files: Sequence[ModelFile], sources: Sequence[Ranged], url: str, *, progress: Callable[[int, int], None]
 ) -> Fetched:
     """Have exactly these files beneath `url`, each verified; what is there and right is not uploaded again.
 
-    An object appears when its hash has been found right, and the manifest when all have appeared. Raises StepError
-    as the source does; WEIGHTS_CORRUPT, WEIGHTS_MISSING (the index names another shard), MIRROR_UNREACHABLE.
+    Each file comes from the first of the `sources` that gives it. An object appears when its hash has been found
+    right, and the manifest when all have appeared. Raises StepError as the last source does; WEIGHTS_CORRUPT,
+    WEIGHTS_MISSING (the index names another shard), MIRROR_UNREACHABLE.
     """
     started = time.monotonic()
     check_paths([*(file.path for file in files), MANIFEST, PROOFS])
-    upload = _Upload(open_store(url), url, source, progress, sum(file.size for file in files))
+    upload = _Upload(open_store(url), url, sources, progress, sum(file.size for file in files))
     known = await upload.proven(files)
     if known is not None:
         return Fetched(known, 0, time.monotonic() - started, {})
@@ -56,7 +57,7 @@ async def fill(
             check_index(await upload.text(INDEX), {one.path for one in files})
     found = tuple(brought[file.path] for file in files)
     await upload.finish(found)
-    return Fetched(found, upload.copied, time.monotonic() - started, {source.kind: upload.copied})
+    return Fetched(found, upload.copied, time.monotonic() - started, upload.given)
 
 
 async def look(files: Sequence[ModelFile], url: str) -> Fetched:
@@ -65,7 +66,7 @@ async def look(files: Sequence[ModelFile], url: str) -> Fetched:
     Its word on hashes that the hub does not publish is not taken: who filled it is not known.
     """
     started = time.monotonic()
-    known = await _Upload(open_store(url), url, None, lambda done, total: None, 0).proven(files)
+    known = await _Upload(open_store(url), url, (), lambda done, total: None, 0).proven(files)
     if known is None:
         raise StepError(
             Reason.WEIGHTS_MISSING,
@@ -92,10 +93,12 @@ async def clear(url: str) -> None:
 class _Upload:
     store: ObjectStore
     url: str
-    source: Ranged | None
+    sources: Sequence[Ranged]
     progress: Callable[[int, int], None]
     total: int
     copied: int = 0
+    given: dict[SourceKind, int] = field(default_factory=dict)
+    """What of it each kind of source gave."""
     _done: int = 0
     _buffers: Buffers = field(default_factory=Buffers)
 
@@ -139,8 +142,17 @@ class _Upload:
             return bytes(await obstore.get_range_async(self.store, path, start=0, end=MAX_INDEX + 1))
 
     async def _verified(self, file: ModelFile) -> Hashes:
+        error = StepError(Reason.WEIGHTS_MISSING, f"{file.path}: there is nobody to ask for it")
+        for source in self.sources:
+            try:
+                return await self._from(source, file)
+            except StepError as caught:
+                error = caught
+        raise error
+
+    async def _from(self, source: Ranged, file: ModelFile) -> Hashes:
         for attempt in range(TRIES):
-            body = _Body(file, self)
+            body = _Body(file, self, source)
             found = await self._put(file, body)
             if found is not None:
                 return found
@@ -200,7 +212,7 @@ class _Upload:
 class _Body:
     """A file's bytes on their way through."""
 
-    def __init__(self, file: ModelFile, upload: _Upload) -> None:
+    def __init__(self, file: ModelFile, upload: _Upload, source: Ranged) -> None:
         self.wrong = ""
         """What of the hashes differs, in words; known at the end."""
         self.error: StepError | None = None
@@ -208,19 +220,19 @@ class _Body:
         self.found = Hashes("", "")
         self._file = file
         self._upload = upload
+        self._source = source
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The bytes; at their end `found` and `wrong` are known."""
-        upload = self._upload
-        if upload.source is None:
-            raise StepError(Reason.INTERNAL, f"{self._file.path} has no source")
+        upload, kind = self._upload, self._source.kind
         hashing, sent = Hashing(self._file), 0
-        async with aclosing(stream(upload.source, self._file, 0, upload._buffers)) as views:
+        async with aclosing(stream(self._source, self._file, 0, upload._buffers)) as views:
             async for view in views:
                 piece = bytes(view)  # the store keeps it until its part is sent, and the view changes before that
                 await hashing.update(memoryview(piece))
                 sent += len(piece)
                 upload.copied += len(piece)
+                upload.given[kind] = upload.given.get(kind, 0) + len(piece)
                 upload.progress(upload._done + sent, upload.total)
                 yield piece
         self.found = hashing.found()

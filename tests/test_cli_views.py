@@ -202,7 +202,16 @@ def test_a_job_as_json() -> None:
         "state": "failed",
         "repo": "file:/m.gguf",
         "model": "m",
-        "steps": [{"name": "registry", "state": "done", "detail": "1 file", "started_at": 1.0, "ended_at": 2.0}],
+        "steps": [
+            {
+                "name": "registry",
+                "state": "done",
+                "detail": "1 file",
+                "progress": "",
+                "started_at": 1.0,
+                "ended_at": 2.0,
+            }
+        ],
         "trace": "",
         "trace_id": "",
         "replicas": [],
@@ -218,6 +227,10 @@ def test_a_job_as_json() -> None:
         (
             StepStatus(name="mirror", state=StepState.DONE, detail="copied 94 MiB", started_at=1.0, ended_at=2.5),
             "✓ mirror: done in 1.5 s: copied 94 MiB",
+        ),
+        (
+            StepStatus(name="mirror", state=StepState.RUNNING, progress="1 GiB of 4 GiB, 310 MiB/s", started_at=1.0),
+            "▸ mirror: running: 1 GiB of 4 GiB, 310 MiB/s",
         ),
         (StepStatus(name="smoke test", state=StepState.SKIPPED, detail="no"), "- smoke test: skipped: no"),
     ],
@@ -238,6 +251,27 @@ def test_without_a_terminal_each_change_is_said_once() -> None:
     progress.show(status(StepState.RUNNING, StepState.PENDING))
     progress.show(status(StepState.DONE, StepState.RUNNING))
     assert said == ["▸ s0: running", "✓ s0: done", "▸ s1: running"]
+
+
+def test_without_a_terminal_progress_is_said_now_and_then() -> None:
+    said: list[str] = []
+    now = 0.0
+    lines = LineProgress(said.append, clock=lambda: now)
+
+    def show(progress: str, state: StepState = StepState.RUNNING) -> None:
+        step = StepStatus(name="mirror", state=state, progress=progress)
+        lines.show(JobStatus(job="j", kind=JobKind.SERVE, state=JobState.RUNNING, steps=(step,)), "m: ")
+
+    show("")
+    for now in (1.0, 5.0, 10.0, 11.0, 19.0, 20.0):
+        show(f"{now:.0f} MiB of 40 MiB")
+    show("", StepState.DONE)
+    assert said == [
+        "m: ▸ mirror: running",
+        "m: ▸ mirror: running: 10 MiB of 40 MiB",
+        "m: ▸ mirror: running: 20 MiB of 40 MiB",
+        "m: ✓ mirror: done",
+    ]
 
 
 @pytest.mark.parametrize(("installed", "text"), [(True, "vllm 0.32.0"), (False, "vllm 0.32.0 (not installed yet)")])

@@ -1,6 +1,9 @@
 """A whole job against a stub hub that fails: the hub's real client, the real registry and mirror, real workflows."""
 
 import asyncio
+import functools
+import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,12 +15,15 @@ from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities import contract
 from activities.contract import JobState, StepState
+from activities.elsewhere import Elsewhere
 from activities.mirror import Mirror
 from activities.registry import Registry
 from activities.resolutions import DIRECTORY, Resolutions
+from activities.snapshots import fleet_of
 from fleet.reasons import Reason
 from runtime.config import HubConfig, MirrorConfig
 from tests.control import Answers, Cell, control_plane
+from tests.ctl import ctl_of
 from tests.stub_hub import COMMIT, Fault, Hub, stub_hub
 from tests.waiting import until
 
@@ -37,7 +43,9 @@ async def cell(client: Client, hub: Hub, tmp_path: Path) -> AsyncIterator[Cell]:
     config = HubConfig(endpoint=hub.url)
     answers = Answers()
     mirror = Mirror(MirrorConfig(path=tmp_path / "mirror", keep_free=0), config)
-    answers.resolve_model = Registry(config, Resolutions(tmp_path / "mirror")).resolve_model  # type: ignore[method-assign]
+    kept = Resolutions((tmp_path / "mirror").as_uri())
+    elsewhere = Elsewhere(kept, functools.partial(fleet_of, client))
+    answers.resolve_model = Registry(config, elsewhere).resolve_model  # type: ignore[method-assign]
     answers.mirror_model = mirror.mirror_model  # type: ignore[method-assign]
     async with control_plane(client, answers=answers) as made:
         yield made
@@ -120,6 +128,28 @@ async def test_a_hub_that_goes_away_after_the_mirror_has_it_is_no_hindrance(cell
     job = await cell.start(REPO)
     assert (await job.result()).sentence == "m: already mirrored, 256 KiB"
     assert "answers 500 for org/name: the mirror has it as it was on" in (await cell.status(job)).steps[0].detail
+
+
+async def test_ctl_says_how_far_a_transfer_is(cell: Cell, hub: Hub, tmp_path: Path) -> None:
+    hold = threading.Event()
+    hub.faults.append(Fault("resolve", hold=hold, path=min(FILES)))
+    ctl = ctl_of(cell, tmp_path / "home")
+    try:
+        job = await cell.start(REPO)
+
+        async def told() -> str:
+            code, out, _ = await ctl.run("model", "job", job.id, "--json")
+            return str(json.loads(out)["steps"][1]["progress"]) if code == 0 else ""
+
+        said = await until(told, 30.0)
+        assert re.match(r"\d+(\.\d)? (B|KiB) of 256 KiB", said), said
+        _, out, _ = await ctl.run("model", "job", job.id)
+        assert "of 256 KiB" in out
+    finally:
+        hold.set()
+    await job.result()
+    _, out, _ = await ctl.run("model", "job", job.id, "--json")
+    assert json.loads(out)["steps"][1]["progress"] == ""
 
 
 @pytest.mark.parametrize(("where", "step"), [("api", 0), ("resolve", 1)])

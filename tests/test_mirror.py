@@ -14,6 +14,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.contract import MirrorRequest, MirrorResult, ResolveRequest
 from activities.mirror import Mirror
 from activities.registry import Registry
+from fleet.progress import Pace, Progress
 from fleet.reasons import Reason, StepError
 from fleet.repos import weights_id
 from fleet.spec import Format, ModelFile, ResolvedModel
@@ -125,16 +126,36 @@ async def test_heartbeats_carry_progress_and_a_cancel_cleans_up(hub: Hub, store:
     hub.faults.append(Fault("resolve", 1, hold=hold, since=1))
     config = HubConfig(endpoint=hub.url)
     resolved = await resolve("org/name", config)
-    beats: list[dict[str, int]] = []
+    beats: list[Progress] = []
     env = ActivityEnvironment()
     env.on_heartbeat = lambda *details: beats.append(details[0])
     task = asyncio.ensure_future(run(mirror(store, config), resolved, env))
     try:
-        await until(lambda: beats and beats[-1]["done_bytes"] > 0)
-        assert beats[0] == {"done_bytes": 0, "total_bytes": len(GGUF)}
+        await until(lambda: beats and beats[-1].done_bytes > 0)
+        assert beats[0] == Progress(said="0 B of 4.9 MiB", total_bytes=len(GGUF))
         env.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     finally:
         hold.set()
     assert {path.name for path in store.iterdir()} == {f"{weights_id(resolved)}.lock", ".reserve.lock"}
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    mib = 1024**2
+    pace = Pace(4096 * mib)
+    assert pace.progress() == Progress(said="0 B of 4 GiB", total_bytes=4096 * mib)
+    pace.saw(0, 4096 * mib, 100.0)
+    pace.saw(60 * mib, 4096 * mib, 100.25)
+    assert pace.progress().said == "60 MiB of 4 GiB", "too early for a rate"
+    for moment in range(1, 11):
+        pace.saw(moment * 300 * mib, 4096 * mib, 100.0 + moment)
+    assert pace.progress() == Progress(
+        said="2.9 GiB of 4 GiB, 300 MiB/s",
+        done_bytes=3000 * mib,
+        total_bytes=4096 * mib,
+        bytes_per_s=300 * mib,
+    )
+    for moment in range(11, 17):
+        pace.saw(3000 * mib, 4096 * mib, 100.0 + moment)
+    assert pace.progress().bytes_per_s == 0, "a line that has stopped is not fast on the average"

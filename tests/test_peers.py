@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from agent.offers import Offers
-from agent.peers import PeerServer, read_secret
+from agent.peers import PeerServer
 from agent.weights import WeightStore
 from fleet.peers import FAN, upstream
 from fleet.reasons import Reason, StepError
 from fleet.spec import Format, ModelFile, Weights
 from runtime.config import ConfigError, NodeHubConfig, WeightsConfig
+from runtime.peer_secret import read_secret
 from runtime.peer_source import HAVE, PeerSource
 from runtime.peer_wire import Pace
 from runtime.sink import Sink

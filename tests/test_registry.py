@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ByteSize
 from temporalio.testing import ActivityEnvironment
 
-from activities.contract import ResolveRequest
+from activities.contract import MirrorRequest, ResolveRequest
+from activities.elsewhere import Elsewhere
 from activities.hub import wait_of
+from activities.mirror import Mirror
 from activities.registry import Registry
 from activities.resolutions import Resolutions
 from fleet.reasons import Failure, Reason, StepError
-from fleet.repos import weights_id
 from fleet.spec import Engine, Format, ResolvedModel
-from runtime.config import HubConfig
+from fleet.state import FleetState
+from runtime.config import HubConfig, MirrorConfig
 from tests.stub_hub import COMMIT, Fault, Hub, stub_hub
 
 GGUF = b"GGUF-for-the-registry-any-bytes-do"
@@ -36,12 +39,17 @@ def hub() -> Iterator[Hub]:
         yield served
 
 
+async def no_fleet(cell: str) -> FleetState:
+    return FleetState(cell=cell)
+
+
 async def resolve(
     repo: str, endpoint: str = NOWHERE, token_file: Path | None = None, *, mirror: Path | None = None, **more: Any
 ) -> ResolvedModel:
     config = HubConfig(endpoint=endpoint, token_file=token_file, tokens=more.pop("tokens", {}))
     with tempfile.TemporaryDirectory() as directory:
-        registry = Registry(config, Resolutions(mirror or Path(directory)))
+        kept = Resolutions((mirror or Path(directory)).as_uri())
+        registry = Registry(config, Elsewhere(kept, no_fleet))
         request = ResolveRequest(repo=repo, **more)
         found: ResolvedModel = await ActivityEnvironment().run(registry.resolve_model, request)
     return found
@@ -245,6 +253,8 @@ async def test_a_token_by_name_and_the_grant_that_is_missing(hub: Hub, tmp_path:
         ),
         "none": (Reason.TOKEN_UNKNOWN, "token: server.yaml has no token none; there are: good, poor"),
     }
+    pasted = "hf_abcdefghijklmnopqrstuvwxyz012345"
+    assert pasted not in (await refusal("org/name:Q4_0", hub.url, tokens=tokens, token=pasted))[1]
     hub.faults.append(Fault("api", status=403))
     reason, detail = await refusal("org/name:Q4_0", hub.url, tokens=tokens, token="good")
     assert (reason, detail) == (
@@ -274,7 +284,8 @@ async def test_away_but_mirrored_goes_on_and_says_so(hub: Hub, tmp_path: Path) -
     first = await resolve("org/name:Q4_0", hub.url, mirror=tmp_path)
     hub.faults.append(Fault("api", 9, status=500))
     assert (await refusal("org/name:Q4_0", hub.url, mirror=tmp_path))[0] is Reason.HUB_UNREACHABLE  # not mirrored yet
-    (tmp_path / weights_id(first)).mkdir()
+    mirror = Mirror(MirrorConfig(path=tmp_path, keep_free=ByteSize(0)), HubConfig(endpoint=hub.url))
+    await ActivityEnvironment().run(mirror.mirror_model, MirrorRequest(resolved=first))
     again = await resolve("org/name:Q4_0", hub.url, mirror=tmp_path)
     assert again.model_copy(update={"note": ""}) == first
     assert again.note.startswith(f"{hub.url} answers 500 for org/name: the mirror has it as it was on 20")

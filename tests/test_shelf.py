@@ -18,14 +18,19 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.check import mirrored_shape
 from activities.contract import MirrorRequest, MirrorResult, ResolveRequest
+from activities.elsewhere import Elsewhere
 from activities.mirror import Mirror
 from activities.registry import Registry
+from activities.resolutions import DIRECTORY, Resolutions
+from agent.peers import PeerServer
 from agent.weights import WeightStore
 from fleet.reasons import Reason, StepError
 from fleet.spec import Format, ModelFile, ResolvedModel
+from fleet.state import FleetState
 from runtime.config import HubConfig, MirrorConfig, WeightsConfig
 from runtime.manifest import MANIFEST
 from runtime.shelf import PROOFS
+from tests.fleets import fleet, inventory
 from tests.ggufs import gguf
 from tests.stub_hub import Fault, Hub, stub_hub
 from tests.system import free_ports
@@ -36,6 +41,7 @@ FIRST = gguf()
 DATA = {"a dir/100%.gguf": FIRST, "m-2.gguf": content("large", 20 * MIB)}
 SIZE = sum(map(len, DATA.values()))
 KEY = "never-in-a-result"
+SECRET = "a secret of the fleet"
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +123,8 @@ async def run(mirror: Mirror, model: ResolvedModel) -> MirrorResult:
 def objects(s3: str, corner: str, query: str = "list-type=2") -> list[str]:
     """Keys beneath the mirror; with `uploads`, those whose upload was begun and neither ended nor given up."""
     text = httpx.get(f"{s3}/bucket?{query}").text
-    return sorted(key.removeprefix(corner) for key in re.findall(r"<Key>([^<]*)</Key>", text) if key.startswith(corner))
+    keys = [key for key in re.findall(r"<Key>([^<]*)</Key>", text) if f"/{DIRECTORY}/" not in key]
+    return sorted(key.removeprefix(corner) for key in keys if key.startswith(corner))
 
 
 @pytest.mark.parametrize("hashes", [True, False])
@@ -254,3 +261,41 @@ async def test_a_model_in_a_store_is_resolved_and_mirrored(
         with pytest.raises(StepError) as caught:
             await ActivityEnvironment().run(registry.resolve_model, ResolveRequest(repo=repo))
         assert caught.value.failure.reason is reason
+
+
+async def test_the_hub_away_a_store_tells_what_it_has(corner: str, mirror: Mirror, hub: Hub, tmp_path: Path) -> None:
+    at = f"s3://bucket/{corner}"
+    store = WeightStore(tmp_path / "weights", 0, WeightsConfig(hub_cache=None), secret=SECRET)
+    door = PeerServer(store.offers, SECRET)
+    door.open("127.0.0.1", 0)
+    state = FleetState()
+
+    async def fleet_now(cell: str) -> FleetState:
+        return state
+
+    config = HubConfig(endpoint=hub.url)
+    registry = Registry(config, Elsewhere(Resolutions(at), fleet_now, SECRET))
+    with_secret = Mirror(MirrorConfig(url=at), config, SECRET)
+    hub.files = {"m.gguf": DATA["m-2.gguf"]}
+
+    async def resolve() -> ResolvedModel:
+        found: ResolvedModel = await ActivityEnvironment().run(registry.resolve_model, ResolveRequest(repo="org/name"))
+        return found
+
+    try:
+        weights = (await run(with_secret, await resolve())).weights
+        await store.bring(weights, lambda done, total: None)
+        await store.close()
+        hub.faults.extend((Fault("api", 999, status=500), Fault("resolve", 999, status=500)))
+        assert "the mirror has it as it was on 20" in (await resolve()).note
+        await ActivityEnvironment().run(with_secret.discard_weights, weights)
+        with pytest.raises(StepError):
+            await resolve()
+        state = fleet({"n1": inventory(weights=store.held(), peer_url=door.url)})
+        found = await resolve()
+        assert ": n1 has it as it was on 20" in found.note
+        result = await run(with_secret, found)
+        assert (result.peer_bytes, result.weights) == (20 * MIB, weights)
+        assert "the mirror has it" in (await resolve()).note
+    finally:
+        door.close()

@@ -17,11 +17,12 @@ def resolved_detail(resolved: ResolvedModel) -> str:
 
 
 def mirrored_detail(mirrored: MirrorResult) -> str:
-    """`copied 2 GiB in 12 s (170 MiB/s)`."""
+    """`copied 2 GiB in 12 s (170 MiB/s)`, and whether nodes gave it because the hub was away."""
     if mirrored.outcome == "already mirrored":
         return f"already mirrored, {size(mirrored.weights.size)}"
     rate = mirrored.copied_bytes / mirrored.seconds if mirrored.seconds > 0 else 0.0
-    return f"copied {size(mirrored.copied_bytes)} in {duration(mirrored.seconds)} ({size(round(rate))}/s)"
+    given = f", {size(mirrored.peer_bytes)} of it from nodes" if mirrored.peer_bytes else ""
+    return f"copied {size(mirrored.copied_bytes)} in {duration(mirrored.seconds)} ({size(round(rate))}/s){given}"
 
 
 def applied_detail(name: str, applied: Applied) -> str:

@@ -52,6 +52,7 @@ class ModelCheck:
                     engine=wish.engine,
                     args=wish.args,
                     trust_remote_code=wish.trust_remote_code,
+                    cell=wish.cell,
                 )
             )
         _show(resolved_detail(resolved))

@@ -21,7 +21,6 @@ from activities.contract import (
     SmokeRequest,
     SmokeResult,
 )
-from activities.node_contract import PreflightRequest
 from fleet.inputs import read_request, spec_of, updated
 from fleet.job_queue import Turn
 from fleet.metrics import JOBS
@@ -32,7 +31,7 @@ from fleet.spec import JobKind, JobRequest, ModelSpec, ResolvedModel, Task
 from fleet.tasks import task_of
 from fleet.trace_ids import trace_id_of
 from fleet.wishes import Applied
-from workflows import calls, messages
+from workflows import calls, messages, preflight
 from workflows.fleet_line import FleetLine
 from workflows.job_details import (
     applied_detail,
@@ -235,30 +234,13 @@ class ModelJob:
                 step.part("look up")
 
     async def _check_or_discard(self, mirrored: MirrorResult, step: Step) -> CheckResult:
+        request = CheckRequest(cell=self._cell, weights=mirrored.weights, request=self._request)
         try:
-            return await self._check(mirrored, step)
+            return await preflight.check(request, step)
         except (ActivityError, ApplicationError) as error:
             if calls.failure_of(error).reason is Reason.WEIGHTS_UNREADABLE and mirrored.outcome == "copied":
                 await calls.discard_weights(mirrored.weights)  # nobody can use it, and it may be large
             raise
-
-    async def _check(self, mirrored: MirrorResult, step: Step) -> CheckResult:
-        checked = await calls.check_fit(CheckRequest(cell=self._cell, weights=mirrored.weights, request=self._request))
-        step.say(checked.sentence)
-        if checked.candidate:
-            asked = PreflightRequest(engine=checked.engine, need=checked.need, weights=mirrored.weights)
-            try:
-                found = await calls.preflight(checked.candidate, asked)
-            except ActivityError as error:
-                if is_cancelled_exception(error):
-                    raise
-                raise calls.failed(calls.failure_of(error, node=checked.candidate)) from error
-            if found.failure is not None:
-                raise calls.failed(found.failure)
-            installed = "installed" if found.engine_installed else "to be installed"
-            engine = f"{checked.engine} {found.engine_version} {installed}"
-            step.say(f"{checked.sentence}; {checked.candidate}: {engine}, {size(found.free_memory)} free")
-        return checked
 
     def _spec(self, resolved: ResolvedModel, mirrored: MirrorResult, checked: CheckResult) -> ModelSpec:
         return spec_of(
@@ -377,6 +359,7 @@ def _resolve_request(request: JobRequest) -> ResolveRequest:
         engine=request.engine,
         args=request.args,
         trust_remote_code=request.trust_remote_code,
+        cell=request.cell,
     )
 
 
