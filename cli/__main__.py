@@ -8,8 +8,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 import logging
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from cli import (
     apply,
@@ -33,8 +35,20 @@ from runtime.process import run_and_exit
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
+
+class Doors(TyperGroup):
+    """Names the group of a command that was typed without it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        groups = [name for name, group in self.commands.items() if args[0] in getattr(group, "commands", {})]
+        if args[0] not in self.commands and groups:
+            ctx.fail(f"No such command {args[0]!r}: it is `ctl {groups[0]} {args[0]}`.")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="ctl",
+    cls=Doors,
     help="Serve language models on machines you own. Start with: ctl demo",
     no_args_is_help=True,
     add_completion=False,

@@ -42,7 +42,11 @@ AWAY_ALL = "the control worker does not answer: the jobs go on when it is back (
 
 
 def repo_argument(text: str, cwd: Path) -> str:
-    """A path becomes `file:` with the absolute path: one that begins with `.`, `/` or `~`, or one that exists."""
+    """A path becomes `file:` with the absolute path: one that begins with `.`, `/` or `~`, one that exists, and one
+    behind `file:`."""
+    named = path_named(text)
+    if named is not None:
+        return f"file:{(cwd / named).resolve()}"
     path = Path(text).expanduser()
     if text.startswith(("./", "../", "/", "~")) or text in (".", "..") or (":" not in text and (cwd / path).exists()):
         return f"file:{(cwd / path).resolve()}"
@@ -51,12 +55,21 @@ def repo_argument(text: str, cwd: Path) -> str:
 
 def missing_file(text: str, cwd: Path) -> bool:
     """Whether this can only be meant as a file here, and there is none. An absolute path may be another machine's."""
+    named = path_named(text)
+    if named is not None:
+        return not (cwd / named).exists()
     if text.startswith(("./", "../", "~")):
         return not (cwd / Path(text).expanduser()).exists()
     # `org/name.gguf` may be a repo, unless `org` is a directory here.
     a_repo = text.count("/") == 1 and not (cwd / text).parent.is_dir()
     looks = text.endswith(".gguf") and ":" not in text and not text.startswith("/") and not a_repo
     return looks and not (cwd / text).exists()
+
+
+def path_named(text: str) -> Path | None:
+    """The path in `file:models/m.gguf`, `file:./m.gguf` or `file:~/m.gguf`; None where nothing is relative."""
+    path = text.removeprefix("file:")
+    return None if path in (text, "") or path.startswith("/") else Path(path).expanduser()
 
 
 def job_prefix(request: JobRequest) -> str:

@@ -17,14 +17,16 @@ from cli.model_options import (
     EngineOption,
     Memory,
     NameOption,
+    PipelineParallel,
     RepoArgument,
     Token,
     TrustRemoteCode,
     checked_repo,
+    refuse,
 )
 from cli.session import open_session
-from fleet.inputs import input_sentence
-from fleet.paper import CheckWish
+from fleet.inputs import input_sentence, typed_fault
+from fleet.paper import CheckWish, read_gpus
 from fleet.render import size
 from fleet.repos import default_name, parse_repo
 from fleet.spec import safe_id
@@ -51,6 +53,7 @@ def check(
     gpus: Gpus = None,
     ram: Ram = None,
     nodes: Nodes = None,
+    pipeline_parallel: PipelineParallel = None,
     memory: Memory = None,
     context_length: ContextLength = None,
     concurrency: Concurrency = None,
@@ -79,13 +82,17 @@ def check(
         "concurrency": concurrency,
         "args": tuple(argument or ()) or None,
         "trust_remote_code": trust_remote_code,
+        "pipeline_parallel": pipeline_parallel,
         "paper": paper or None,
         "nodes": nodes if not paper else None,
     }
+    if paper and pipeline_parallel:  # stages are shared out over a number that is known: all that is on the paper
+        given |= {"gpus": _counted(paper.get("gpus")), "nodes": nodes}
     try:
         wish = CheckWish.model_validate({key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise typer.BadParameter(input_sentence(error)) from error
+    refuse(typed_fault(wish, ram=wish.paper.ram if wish.paper is not None else None))
     report = run_traced("model check", _run(wish))
     if as_json:
         print_json(report)
@@ -93,6 +100,13 @@ def check(
         _show(report, wish)
     if report.check.reason is not None:
         raise typer.Exit(1)
+
+
+def _counted(gpus: str | None) -> int | None:
+    try:
+        return len(read_gpus(gpus)) if gpus else None
+    except ValueError:
+        return None  # the wish says what is wrong with it
 
 
 async def _run(wish: CheckWish) -> CheckReport:

@@ -1,6 +1,7 @@
 """The options of one model, shared by `ctl model serve` and `ctl model update`, put into a job's input."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 
 from cli.errors import CtlError
 from cli.jobs import missing_file, repo_argument
-from fleet.inputs import input_sentence
+from fleet.inputs import input_sentence, typed_fault
 from fleet.spec import Engine, JobKind, JobRequest, Task
 
 RepoArgument = Annotated[
@@ -60,6 +61,47 @@ WaitForRoom = Annotated[
     bool, typer.Option("--wait-for-room", help="Wait until a node has room, however long; a minute without it.")
 ]
 
+
+@dataclass(frozen=True)
+class WishOptions:
+    """What may be said of a model beside its name and repo. Nothing said is nothing asked for."""
+
+    token: Token = None
+    engine: EngineOption = None
+    task: TaskOption = None
+    replicas: Replicas = None
+    nodes: Nodes = None
+    gpus: Gpus = None
+    pipeline_parallel: PipelineParallel = None
+    memory: Memory = None
+    priority: Priority = None
+    context_length: ContextLength = None
+    concurrency: Concurrency = None
+    minimum: Minimum = None
+    maximum: Maximum = None
+    target_in_flight: TargetInFlight = None
+    idle_after: IdleAfter = None
+    label: Labels = None
+    prefer: Preferred = None
+    role: Role = None
+    interconnect: Interconnect = None
+    gpu_model: GpuModel = None
+    max_surge: MaxSurge = None
+    max_unavailable: MaxUnavailable = None
+    recreate: Recreate = False
+    arg: EngineArguments = None
+    trust_remote_code: TrustRemoteCode = None
+
+    def given(self) -> dict[str, object]:
+        """By the names of a job's input. Raises BadParameter."""
+        said = {INPUT_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
+        labels = {"labels": pairs("--label", self.label), "prefer": pairs("--prefer", self.prefer)}
+        return {**said, **labels, "recreate": self.recreate or None}
+
+
+INPUT_NAMES = {"minimum": "min", "maximum": "max", "idle_after": "idle_after_s", "label": "labels", "arg": "args"}
+"""Where an option is not called as what it sets."""
+
 CONSTRAINTS = ("labels", "prefer", "role", "gpu_model", "interconnect")
 SCALING = ("min", "max", "target_in_flight", "idle_after_s")
 ROLLOUT = ("max_surge", "max_unavailable", "recreate")
@@ -79,9 +121,17 @@ def wish(kind: JobKind, repo: str | None, given: Mapping[str, object], *, wait_f
     if wait_for_room:
         said["room_deadline_s"] = None
     try:
-        return JobRequest.model_validate(said)
+        request = JobRequest.model_validate(said)
     except ValidationError as error:
         raise typer.BadParameter(input_sentence(error)) from error
+    refuse(typed_fault(request))
+    return request
+
+
+def refuse(fault: str) -> None:
+    """Raises BadParameter where there is a fault."""
+    if fault:
+        raise typer.BadParameter(fault)
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -101,6 +151,7 @@ def checked_repo(repo: str) -> str:
         raise typer.BadParameter("repo is empty: name one, such as org/name, or a file, such as ./model.gguf")
     if missing_file(repo, Path.cwd()):
         raise CtlError(
-            f"no file {repo} here; a repo on the hub is org/name, and a file of the worker's machine is file:/path"
+            f"no file {repo.removeprefix('file:')} here; a repo on the hub is org/name, and a file of the worker's "
+            "machine is file:/path"
         )
     return repo_argument(repo, Path.cwd())

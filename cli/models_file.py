@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from cli.jobs import repo_argument
-from fleet.inputs import OF_THE_JOB
+from fleet.inputs import OF_THE_JOB, typed_fault
 from fleet.records import Typed
 from fleet.spec import JobKind, JobRequest, ModelName, ModelRequest, safe_id
 from fleet.state import FleetState
@@ -62,6 +62,7 @@ def read_models(path: Path, cell: str) -> tuple[JobRequest, ...]:
     document = read(path)
     entries = document.parse(ModelsFile).models
     _refuse_twins(document, entries)
+    _refuse_faults(document, entries)
     base = path.resolve().parent
     return tuple(
         JobRequest.model_validate(
@@ -103,6 +104,13 @@ def _refuse_twins(document: Document, entries: Sequence[ModelEntry]) -> None:
             twins.append(document.complaint(("models", index, "name"), what))
     if twins:
         raise ConfigError("\n".join(twins))
+
+
+def _refuse_faults(document: Document, entries: Sequence[ModelEntry]) -> None:
+    found = [(index, fault) for index, entry in enumerate(entries) if (fault := typed_fault(entry))]
+    if found:
+        told = [(index, *fault.partition(": ")) for index, fault in found]
+        raise ConfigError("\n".join(document.complaint(("models", index, key), what) for index, key, _, what in told))
 
 
 def _difference(state: FleetState, request: JobRequest) -> str:

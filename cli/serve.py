@@ -8,68 +8,25 @@ from cli.command_trace import run_traced
 from cli.console import JsonFlag
 from cli.model import NoWait, run_job
 from cli.model_options import (
-    Concurrency,
-    ContextLength,
-    EngineArguments,
     EngineOption,
-    GpuModel,
-    Gpus,
-    IdleAfter,
-    Interconnect,
-    Labels,
-    Maximum,
-    MaxSurge,
-    MaxUnavailable,
-    Memory,
-    Minimum,
     NameOption,
-    Nodes,
-    PipelineParallel,
-    Preferred,
-    Priority,
-    Recreate,
-    Replicas,
     RepoArgument,
-    Role,
-    TargetInFlight,
-    TaskOption,
     Token,
     TrustRemoteCode,
     WaitForRoom,
-    pairs,
+    WishOptions,
     wish,
 )
+from cli.option_group import with_options
 from fleet.spec import JobKind, JobRequest
 
 
+@with_options
 def serve(
+    *,
     repo: RepoArgument,
     name: NameOption = None,
-    token: Token = None,
-    engine: EngineOption = None,
-    task: TaskOption = None,
-    replicas: Replicas = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    pipeline_parallel: PipelineParallel = None,
-    memory: Memory = None,
-    priority: Priority = None,
-    context_length: ContextLength = None,
-    concurrency: Concurrency = None,
-    minimum: Minimum = None,
-    maximum: Maximum = None,
-    target_in_flight: TargetInFlight = None,
-    idle_after: IdleAfter = None,
-    label: Labels = None,
-    prefer: Preferred = None,
-    role: Role = None,
-    interconnect: Interconnect = None,
-    gpu_model: GpuModel = None,
-    max_surge: MaxSurge = None,
-    max_unavailable: MaxUnavailable = None,
-    recreate: Recreate = False,
-    arg: EngineArguments = None,
-    trust_remote_code: TrustRemoteCode = None,
+    options: WishOptions,
     wait_for_room: WaitForRoom = False,
     no_wait: NoWait = False,
     as_json: JsonFlag = False,
@@ -78,35 +35,7 @@ def serve(
 
     Example: ctl model serve ./SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2 --min 0 --max 4
     """
-    given = {
-        "name": name,
-        "token": token,
-        "engine": engine,
-        "task": task,
-        "replicas": replicas,
-        "nodes": nodes,
-        "gpus": gpus,
-        "pipeline_parallel": pipeline_parallel,
-        "memory": memory,
-        "priority": priority,
-        "context_length": context_length,
-        "concurrency": concurrency,
-        "min": minimum,
-        "max": maximum,
-        "target_in_flight": target_in_flight,
-        "idle_after_s": idle_after,
-        "labels": pairs("--label", label),
-        "prefer": pairs("--prefer", prefer),
-        "role": role,
-        "interconnect": interconnect,
-        "gpu_model": gpu_model,
-        "max_surge": max_surge,
-        "max_unavailable": max_unavailable,
-        "recreate": recreate or None,
-        "args": arg,
-        "trust_remote_code": trust_remote_code,
-    }
-    request = wish(JobKind.SERVE, repo, given, wait_for_room=wait_for_room)
+    request = wish(JobKind.SERVE, repo, {"name": name, **options.given()}, wait_for_room=wait_for_room)
     run_traced("model serve", run_job(request, wait=not no_wait, as_json=as_json))
 
 
@@ -129,36 +58,14 @@ def mirror(
     run_traced("model mirror", run_job(request, wait=not no_wait, as_json=as_json))
 
 
+@with_options
 def update(
+    *,
     name: Annotated[str, typer.Argument(help="The model's name.")],
     repo: Annotated[
         str | None, typer.Option(help="Another repo, revision or variant; the newest commit of the same where absent.")
     ] = None,
-    token: Token = None,
-    engine: EngineOption = None,
-    task: TaskOption = None,
-    replicas: Replicas = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    pipeline_parallel: PipelineParallel = None,
-    memory: Memory = None,
-    priority: Priority = None,
-    context_length: ContextLength = None,
-    concurrency: Concurrency = None,
-    minimum: Minimum = None,
-    maximum: Maximum = None,
-    target_in_flight: TargetInFlight = None,
-    idle_after: IdleAfter = None,
-    label: Labels = None,
-    prefer: Preferred = None,
-    role: Role = None,
-    interconnect: Interconnect = None,
-    gpu_model: GpuModel = None,
-    max_surge: MaxSurge = None,
-    max_unavailable: MaxUnavailable = None,
-    recreate: Recreate = False,
-    arg: EngineArguments = None,
-    trust_remote_code: TrustRemoteCode = None,
+    options: WishOptions,
     wait_for_room: WaitForRoom = False,
     no_wait: NoWait = False,
     as_json: JsonFlag = False,
@@ -167,35 +74,7 @@ def update(
 
     Example: ctl model update smollm2 --context-length 4096
     """
-    given = {
-        "name": name,
-        "token": token,
-        "engine": engine,
-        "task": task,
-        "replicas": replicas,
-        "nodes": nodes,
-        "gpus": gpus,
-        "pipeline_parallel": pipeline_parallel,
-        "memory": memory,
-        "priority": priority,
-        "context_length": context_length,
-        "concurrency": concurrency,
-        "min": minimum,
-        "max": maximum,
-        "target_in_flight": target_in_flight,
-        "idle_after_s": idle_after,
-        "labels": pairs("--label", label),
-        "prefer": pairs("--prefer", prefer),
-        "role": role,
-        "interconnect": interconnect,
-        "gpu_model": gpu_model,
-        "max_surge": max_surge,
-        "max_unavailable": max_unavailable,
-        "recreate": recreate or None,
-        "args": arg,
-        "trust_remote_code": trust_remote_code,
-    }
-    request = wish(JobKind.UPDATE, repo, given, wait_for_room=wait_for_room)
+    request = wish(JobKind.UPDATE, repo, {"name": name, **options.given()}, wait_for_room=wait_for_room)
     run_traced("model update", run_job(request, wait=not no_wait, as_json=as_json))
 
 

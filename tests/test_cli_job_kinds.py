@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from temporalio.client import Client
 
 from activities.contract import JobState, JobStatus
 from activities.node_contract import StartShard
-from cli.model_options import wish
+from cli.__main__ import app
+from cli.model_options import WishOptions, wish
 from fleet.spec import JobKind, JobRequest, Rollout, Scaling
 from tests.control import Cell, control_plane
 from tests.ctl import Ctl, ctl_of
@@ -42,6 +44,35 @@ def test_a_wish_says_what_was_given_and_no_more() -> None:
     assert wish(JobKind.SERVE, "org/name", {}, wait_for_room=True).room_deadline_s is None
     with pytest.raises(typer.BadParameter, match="repo is empty"):
         wish(JobKind.SERVE, " ", {})
+
+
+def test_serve_and_update_take_the_same_options_about_a_model() -> None:
+    own = [field.name for field in fields(WishOptions)]
+    ours = {name: _parameters(name) for name in ("serve", "update")}
+    assert ours == {
+        "serve": ["repo", "name", *own, "wait_for_room", "no_wait", "as_json"],
+        "update": ["name", "repo", *own, "wait_for_room", "no_wait", "as_json"],
+    }
+    said = WishOptions(minimum=1, maximum=3, idle_after=9.0, label=["zone=a"], prefer=["disk=ssd"], arg=["a=1"], gpus=2)
+    request = wish(JobKind.UPDATE, None, {"name": "m", **said.given()})
+    assert request.model_dump(mode="json", exclude_unset=True) == {
+        "kind": "update",
+        "name": "m",
+        "gpus": 2,
+        "args": ["a=1"],
+        "constraints": {"labels": {"zone": "a"}, "prefer": {"disk": "ssd"}},
+        "scaling": {"min": 1, "max": 3, "idle_after_s": 9.0},
+    }
+    assert wish(JobKind.UPDATE, None, {"name": "m", **WishOptions().given()}) == JobRequest(
+        kind=JobKind.UPDATE, name="m"
+    )
+
+
+def _parameters(command: str) -> list[str]:
+    found = typer.main.get_command(app)
+    for name in ("model", command):
+        found = found.get_command(typer.Context(found), name)  # type: ignore[attr-defined]
+    return [str(parameter.name) for parameter in found.params if parameter.name != "help"]
 
 
 async def test_serve_update_mirror_and_remove(cell: Cell, ctl: Ctl) -> None:

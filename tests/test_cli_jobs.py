@@ -271,6 +271,11 @@ async def test_logs_on_this_machine_need_no_temporal(tmp_path: Path) -> None:
         ("/models/m.gguf", "file:/models/m.gguf"),
         ("here.gguf", "file:{cwd}/here.gguf"),
         ("absent.gguf", "absent.gguf"),
+        ("file:here.gguf", "file:{cwd}/here.gguf"),
+        ("file:./absent.gguf", "file:{cwd}/absent.gguf"),
+        ("file:../m.gguf", "file:{parent}/m.gguf"),
+        ("file:", "file:"),
+        ("file://host/m.gguf", "file://host/m.gguf"),
     ],
 )
 def test_a_path_becomes_a_file_reference(tmp_path: Path, text: str, expected: str) -> None:

@@ -49,6 +49,12 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert small == JobRequest(cell="blue", name="small", repo=f"file:{tmp_path}/small.gguf", room_deadline_s=None)
 
 
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    text = "models: [{name: a, repo: 'file:sub/a.gguf'}, {name: b, repo: ../b.gguf}, {name: c, repo: 'file:/c.gguf'}]"
+    found = [request.repo for request in read_models(written(tmp_path, text), "main")]
+    assert found == [f"file:{tmp_path}/sub/a.gguf", f"file:{tmp_path.parent}/b.gguf", "file:/c.gguf"]
+
+
 @pytest.mark.parametrize(
     ("text", "complaints"),
     [
@@ -57,6 +63,10 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ("", ["1: models: Field required"]),
         ("models:\n  - repo: x/y\n", ["2: models.0.name: Field required"]),
         ("models:\n  - name: a\n", ["2: models.0.repo: Field required"]),
+        (
+            "models:\n  - name: a\n    repo: x/y\n    memory: 12\n",
+            ["4: models.0.memory: 12 bytes are less than any engine takes: name the unit"],
+        ),
         ("models:\n  - {name: a, repo: x/y, cell: blue}\n", ["2: models.0.cell: unknown key"]),
         ("models:\n  - {name: a, repo: x/y, kind: remove}\n", ["2: models.0.kind: unknown key"]),
         (

@@ -329,12 +329,21 @@ async def test_a_repo_that_cannot_be_is_refused_at_once(tmp_path: Path, repo: st
         ("org/name:model.gguf", False),
         ("/elsewhere/absent.gguf", False),
         ("https://example.org/m.gguf", False),
+        ("file:here.gguf", False),
+        ("file:absent.gguf", True),
+        ("file:models", False),
+        ("file:/elsewhere/absent.gguf", False),
     ],
 )
 def test_what_can_only_be_a_file_must_be_here(tmp_path: Path, text: str, missing: bool) -> None:
     (tmp_path / "here.gguf").touch()
     (tmp_path / "models").mkdir()
     assert missing_file(text, tmp_path) is missing
+
+
+async def test_a_command_without_its_group_is_named(tmp_path: Path) -> None:
+    code, _, err = await Ctl(ctl_environment(tmp_path / "home", "127.0.0.1:1")).run("serve", "org/name")
+    assert (code, "it is `ctl model serve`" in err) == (2, True)
 
 
 async def test_ctrl_c_while_it_starts_is_quiet(ctl: Ctl) -> None:

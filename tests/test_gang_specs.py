@@ -28,15 +28,15 @@ ON_ONE = "runs on one node, and sglang and vllm on several: leave it out, or nam
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"engine": "llamacpp", "nodes": 2}, f"input: nodes: 2: llamacpp {ON_ONE}"),
-        ({"engine": "llamacpp", "pipeline_parallel": 2}, f"input: pipeline_parallel: 2: llamacpp {ON_ONE}"),
+        ({"engine": "llamacpp", "nodes": 2}, f"nodes: 2: llamacpp {ON_ONE}"),
+        ({"engine": "llamacpp", "pipeline_parallel": 2}, f"pipeline_parallel: 2: llamacpp {ON_ONE}"),
         (
             {"engine": "vllm", "nodes": 2, "gpus": 4, "pipeline_parallel": 3},
-            "input: pipeline_parallel: 3 stages cannot share 8 devices (nodes times GPUs) equally",
+            "pipeline_parallel: 3 stages cannot share 8 devices (nodes times GPUs) equally",
         ),
         (
             {"pipeline_parallel": 2},
-            "input: pipeline_parallel: 2 stages cannot share 1 devices (nodes times GPUs) equally",
+            "pipeline_parallel: 2 stages cannot share 1 device (nodes times GPUs) equally",
         ),
         ({"nodes": 0}, "nodes: Input should be greater than or equal to 1"),
         ({"nodes": True}, "nodes: a number is needed, not true or false"),

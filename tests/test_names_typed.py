@@ -56,6 +56,11 @@ async def typed(hub: Hub, text: str) -> str:
         ("Org/Smol-GGUF:Q5", "no GGUF variant Q5 is there; there are: F16, Q4_K_M, Q8_0"),
         ("Org/Smol-GGUF:", "has a variant that is not a name such as Q4_K_M"),
         ("Org/Smol-GGUF@", "has a revision that is not a branch, a tag or a commit"),
+        ("Org/Smol-GGUF:Q8_0@main", "has its revision behind its variant: write Org/Smol-GGUF@main:Q8_0"),
+        ("hf:Org/Smol-GGUF:Q8_0@main", "write hf:Org/Smol-GGUF@main:Q8_0"),
+        ("hf://Org/Smol-GGUF:Q8_0", "has two slashes too many: write hf:Org/Smol-GGUF:Q8_0"),
+        ("Org\\Smol-GGUF", "holds a backslash: write a path as file:/path/to/model, and a repo as org/name"),
+        ("C:\\models\\m.gguf", "holds a backslash"),
         ("Org/Smol-GGUF@v2:Q8_0", "Org/Smol-GGUF@v2: the repo has no such revision on"),
         ("Org/Smol", "Org/Smol is not on http"),
         ("smol", "smol is not on http"),
@@ -63,6 +68,8 @@ async def typed(hub: Hub, text: str) -> str:
         ("huggingface.co/Org/Smol-GGUF", "is a page of the hub: write Org/Smol-GGUF"),
         ("https://huggingface.co/Org/Smol-GGUF/tree/main", "is a page of the hub: write Org/Smol-GGUF@main"),
         ("https://huggingface.co/Org/Smol-GGUF/blob/main/x.gguf", "is a page of the hub: write Org/Smol-GGUF@main"),
+        ("https://huggingface.co/Org/Smol-GGUF/blob/main/Smol-Q8_0.gguf", "write Org/Smol-GGUF@main:Q8_0"),
+        ("https://huggingface.co/Org/Smol-GGUF?x=1", "must name one .gguf file; a repo on the hub is written org/name"),
         ("https://example.org/models", "must name one .gguf file"),
         ("https://user:secret@example.org/m.gguf", "must name a host and no credentials"),
         ("ftp://example.org/m.gguf", "is no repo: write org/name, hf:org/name@revision, file:/path or https://"),
@@ -74,9 +81,11 @@ async def typed(hub: Hub, text: str) -> str:
         ("absent.gguf", "no file absent.gguf here"),
         ("~/absent.gguf", "no file ~/absent.gguf here"),
         ("/absent/m.gguf", "/absent/m.gguf does not exist on the worker"),
-        ("file:absent.gguf", "does not name an absolute path; write file:/path/to/model"),
+        ("file:absent.gguf", "no file absent.gguf here"),
+        ("file:", "does not name an absolute path; write file:/path/to/model"),
         ("file:/", "must name a file or a directory, without `..`"),
         ("s3://bucket", "must name a bucket and a directory or GGUF in it, such as s3://bucket/models/m"),
+        ("s3:bucket/m", "is no address: write s3://bucket/m"),
         ("s3://id:secret@bucket/m.gguf", "must hold no credentials: they are the worker's own"),
         ("s3://bucket/a/../m.gguf", "must name a bucket and a directory"),
         ("", "repo is empty: name one, such as org/name"),
@@ -91,3 +100,24 @@ async def test_what_a_new_user_types(
     assert says in said
     assert "\n" not in said
     assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"memory": "12"}, "memory: 12 bytes are less than any engine takes: name the unit, as in 12GiB"),
+        ({"memory": "12GiB"}, ""),
+        ({"token": "research"}, ""),
+        ({"token": "hf_abcdefghijklmnopqrstuvwxyz012345"}, "token: that looks like a token itself"),
+        ({"pipeline_parallel": 2}, "pipeline_parallel: 2 stages cannot share 1 device (nodes times GPUs) equally"),
+    ],
+)
+def test_what_was_surely_not_meant(given: dict[str, object], says: str) -> None:
+    try:
+        wish(JobKind.SERVE, "org/name", given)
+        said = ""
+    except typer.BadParameter as error:
+        said = error.message
+    assert said.startswith(says)
+    assert bool(said) is bool(says)
+    assert "abcdef" not in said
