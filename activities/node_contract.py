@@ -278,6 +278,8 @@ class JoinAnswer(Record):
     """What Fleet claims of what runs; the agent stops the rest."""
 
     claimed: tuple[ShardRef, ...]
+    returned: bool = True
+    """Whether the agent comes back: until this join another process held the lease, or nobody."""
 
 
 class ShardHealth(StrEnum):

@@ -5,9 +5,13 @@ Nothing here writes a history event while all is well: it reads, and signals Fle
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Status, StatusCode
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import TemporalError, WorkflowAlreadyStartedError
@@ -15,9 +19,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities import contract, node_contract
 from activities.contract import JobEnded, Orphan, Snapshot, fleet_id, replica_id
+from fleet.reasons import Reason
 from fleet.state import HOLDING, FleetState, NodeState, Policy, ReplicaState
 
 log = logging.getLogger("llmgw.rounds")
+
+TRACER = trace.get_tracer("llmgw.rounds")
 
 EVERY_S = 10.0
 """Between rounds: a reader of `ctl status` may see a false state for so long. Each costs two calls."""
@@ -140,8 +147,9 @@ class Rounds:
                 continue
             elif not await self._runs(workflow):
                 log.warning("the workflow of node %s is gone, and no agent has joined since: it is lost", node.id)
-                deserted = contract.Deserted(node=node.id, incarnation=node.incarnation)
-                await fleet.signal(contract.SIGNAL_DESERTED, deserted)
+                with node_lost(node.id):
+                    deserted = contract.Deserted(node=node.id, incarnation=node.incarnation)
+                    await fleet.signal(contract.SIGNAL_DESERTED, deserted)
         return sorted(twice)
 
     async def find_ended_jobs(self) -> list[str]:
@@ -174,3 +182,13 @@ class Rounds:
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:  # it ended meanwhile
                 raise
+
+
+@contextmanager
+def node_lost(node: str) -> Iterator[None]:
+    """A trace of its own that says that a node is lost: the pass that takes its replicas elsewhere links to it."""
+    reason = Reason.NODE_LOST.value
+    attributes = {"llmgw.node": node, "llmgw.reason": reason, "error.type": reason}
+    with TRACER.start_as_current_span("node lost", context=Context(), attributes=attributes) as span:
+        span.set_status(Status(StatusCode.ERROR, "its workflow is gone"))
+        yield

@@ -40,7 +40,6 @@ from activities.node_contract import (
     Reported,
     RunningShard,
     ShardChange,
-    ShardRef,
 )
 from agent.inventory import notable
 from agent.ledger import Ledger
@@ -64,8 +63,8 @@ LEAVE_TIMEOUT_S = 5.0
 TASK_TIMEOUT = timedelta(seconds=5)
 
 
-Adopt = Callable[[tuple[RunningShard, ...], tuple[ShardRef, ...]], Awaitable[None]]
-"""Told what ran when we joined and what of it the fleet claims; ends the rest."""
+Adopt = Callable[[tuple[RunningShard, ...], JoinAnswer], Awaitable[None]]
+"""Told what ran when we joined and what the fleet answered; ends what it does not claim."""
 
 
 class Membership:
@@ -230,7 +229,7 @@ class Membership:
         self._inventory, self._measured_at = request.inventory, time.monotonic()
         logger.info("joined the fleet: %d running, %d claimed", len(request.shards), len(answer.claimed))
         self._outbox.loads.unsure({shard.shard.replica for shard in request.shards})
-        await self._adopt(request.shards, answer.claimed)
+        await self._adopt(request.shards, answer)
 
     def _terms(self) -> LeaseTerms:
         lease = self._config.lease

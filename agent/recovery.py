@@ -7,6 +7,7 @@ import logging
 from pydantic import ValidationError
 
 from activities.node_contract import (
+    JoinAnswer,
     RunningShard,
     ShardChange,
     ShardHealth,
@@ -63,11 +64,11 @@ def reported(parts: Starter, change: ShardChange) -> None:
         parts.ledger.drop(entry)
 
 
-async def adopt(turns: Turns, shards: tuple[RunningShard, ...], claimed: tuple[ShardRef, ...]) -> None:
+async def adopt(turns: Turns, shards: tuple[RunningShard, ...], answer: JoinAnswer) -> None:
     """End what ran when this node joined and the fleet does not claim; the rest goes on as it is."""
-    if not shards:
-        return
-    unclaimed = [shard.shard for shard in shards if shard.shard not in claimed]
+    unclaimed = [shard.shard for shard in shards if shard.shard not in answer.claimed]
+    if not unclaimed and not (shards and answer.returned):
+        return  # it found nothing; or it was a member, asked again, and keeps all
     counts = {"llmgw.shards": len(shards), "llmgw.unclaimed": len(unclaimed)}
     with step("adopt", {"llmgw.node": turns.node, **counts}, root=True):
         results = await asyncio.gather(

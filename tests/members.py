@@ -26,6 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities import node_contract
 from activities.node_contract import (
     AttendRequest,
+    JoinAnswer,
     RunningShard,
     ShardChange,
     ShardHealth,
@@ -136,9 +137,9 @@ class MemberNode(LightNode):
             await asyncio.wait([self._task])
         await super().__aexit__(*error)
 
-    async def _adopt(self, shards: tuple[RunningShard, ...], claimed: tuple[ShardRef, ...]) -> None:
+    async def _adopt(self, shards: tuple[RunningShard, ...], answer: JoinAnswer) -> None:
         for shard in shards:
-            if shard.shard not in claimed and self.running.pop(shard.shard, None) is not None:
+            if shard.shard not in answer.claimed and self.running.pop(shard.shard, None) is not None:
                 self.stopped.append(shard.shard)
         self.joins += 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.node_contract import RunningShard, StoppedShard
+from activities.node_contract import JoinAnswer, RunningShard, StoppedShard
 from agent.probe import Probe
 from agent.recovery import adopt, recover, running
 from fleet.reasons import Reason
@@ -35,7 +35,7 @@ async def test_a_later_agent_watches_what_serves_and_ends_what_nobody_claims(nod
     assert set(found) == {
         RunningShard(shard=one.shard, pid=one.pid, endpoint=one.endpoint, ready=True) for one in (kept, unclaimed)
     }
-    await adopt(later.turns, found, (kept.shard,))
+    await adopt(later.turns, found, JoinAnswer(claimed=(kept.shard,)))
     assert [shard.pid for shard in running(later.starter)] == [kept.pid]
     assert later.changes == []
     os.kill(kept.pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from activities.node_contract import JoinAnswer
 from agent.probe import Probe
 from agent.recovery import adopt, recover, running
 from tests.fake_engines.acts import assert_nothing_left, start, stop
@@ -66,7 +67,7 @@ async def test_a_start_goes_on_or_goes_away(node: FakeNode, point: str, claimed:
         assert len(later.supervisor.running_launches()) == 1
         await stop(later)
     else:
-        await adopt(later.turns, found, ())
+        await adopt(later.turns, found, JoinAnswer(claimed=()))
     assert_nothing_left(later)
     await later.close()
 

@@ -149,8 +149,8 @@ async def member(client: Client, node: FakeNode, *, loads: Loads | None = None, 
     outbox = Outbox(loads)
     made: Member
 
-    async def adopt(shards: tuple[RunningShard, ...], claimed: tuple[ShardRef, ...]) -> None:
-        made.adopted.append(claimed)
+    async def adopt(shards: tuple[RunningShard, ...], answer: JoinAnswer) -> None:
+        made.adopted.append(answer.claimed)
 
     membership = Membership(
         node.config,

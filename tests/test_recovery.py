@@ -168,6 +168,20 @@ async def test_a_join_that_is_being_answered_keeps_the_node_from_being_lost(cell
         assert (await cell.state()).nodes[node.name].state is NodeState.READY
 
 
+async def test_an_agent_is_told_whether_it_comes_back_or_asks_again(cell: Cell) -> None:
+    terms = LeaseTerms(heartbeat_timeout_s=2, grace_s=30)
+    async with cell.node("n1", terms=terms) as node:
+        assert (await node.join()).returned
+        await asyncio.wait_for(node.attending.wait(), 10)
+        assert not (await node.join()).returned, "it was a member all the time"
+        handle = cell.client.get_workflow_handle(contract.node_id(node.name))
+        await handle.signal(node_contract.SIGNAL_REJOIN, node_contract.Rejoin(cell=cell.name))
+        await until(lambda: not node.attending.is_set(), 20.0)
+        assert (await node.join()).returned, "its lease was closed"
+    async with cell.node("n1", terms=terms) as later:
+        assert (await later.join()).returned, "another process"
+
+
 async def test_a_node_takes_more_reports_than_one_run_can(cell: Cell) -> None:
     async with cell.node("n1") as node:
         await node.join()

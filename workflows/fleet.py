@@ -183,12 +183,12 @@ class Fleet:
         if len(self._causes) < CAUSES_KEPT:
             self._causes.append(cause)
 
-    def _take(self, state: FleetState, sentence: str) -> None:
-        """Make a state the current one; a change makes a pass due and is told to those who watch."""
+    def _take(self, state: FleetState, sentence: str, *, trace: str = "") -> None:
+        """Make a state the current one; a change is told to who watches, and makes a pass due that links to `trace`."""
         if state is not self._state:
             self._state = state
             self._news = True
-            self._because(Cause(sentence=sentence, trace=traceparent()))
+            self._because(Cause(sentence=sentence, trace=trace or traceparent()))
 
     # -- facts, from nodes and replicas -------------------------------------------------------------------------------
 
@@ -249,7 +249,8 @@ class Fleet:
     def orphaned(self, orphan: Orphan) -> None:
         """A replica's workflow is gone."""
         state = facts.replica_orphaned(self._state, orphan.replica, orphan.generation, workflow.time())
-        self._take(state, f"the workflow of replica {orphan.replica} is gone")
+        start = self._state.replicas[orphan.replica].trace if orphan.replica in self._state.replicas else ""
+        self._take(state, f"the workflow of replica {orphan.replica} is gone", trace=start)
 
     @workflow.signal(name=messages.SIGNAL_NODE_LOADS)
     def node_loads(self, told: NodeLoads) -> None:

@@ -179,12 +179,13 @@ class Node:
             raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} did not answer the join")) from error
         welcome = self._welcomes.pop(request.incarnation)
         # No await from here to the answer: between two agents' joins the later one holds the node.
+        returned = request.incarnation != self._incarnation or not (self._held or self._wanted)
         self._incarnation, self._machine, self._left = request.incarnation, request.machine, False
         self._wanted = True
         running = {shard.shard for shard in request.shards}
         claimed = tuple(claim.shard for claim in welcome.claims if claim.shard in running)
         await self._tell_missing([claim for claim in welcome.claims if claim.shard not in running])
-        return JoinAnswer(claimed=claimed)
+        return JoinAnswer(claimed=claimed, returned=returned)
 
     @join.validator
     def _check_join(self, request: JoinRequest) -> None:

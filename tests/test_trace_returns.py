@@ -1,0 +1,92 @@
+"""What traces say of a node that goes and comes back: what its loss caused, and what its return ended."""
+
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from activities import contract
+from cli.span_tree import tree
+from cli.spans import Span
+from fleet.reasons import Reason
+from fleet.state import NodeState
+from tests.traced import Traced, traced
+from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("real_engine")
+
+
+@pytest.fixture(scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory, real_engine: None) -> AsyncIterator[Traced]:
+    """One system for all, where the loss of all nodes is believed; each test has a node and a model of its own."""
+    fleet = {"mass_loss_share": 1.0}
+    async with traced(tmp_path_factory.mktemp("returns"), agent=False, fleet=fleet) as made:
+        yield made
+
+
+async def served(running: Traced, node: str, **settings: Any) -> None:
+    """A replica of the model that is named as the node serves on it."""
+    running.start_agent(node, **settings)
+    await running.system.ready(node)
+    await (await running.serve(f"of-{node}")).result()
+
+
+async def reaped(running: Traced, node: str) -> Span:
+    """The root of the pass that took the replica from the node."""
+    (reap,) = await running.named("reap", replica=f"of-{node}-0")
+    (root,) = [span for span in await running.named("reconcile") if span.span_id == reap.parent_id]
+    assert root.trace_id == reap.trace_id
+    assert not root.parent_id
+    return root
+
+
+async def test_4_a_return_is_one_adopt_and_ends_what_nobody_claims(running: Traced) -> None:
+    await served(running, "n1")
+    running.system.kill("n1")
+    (lost,) = await running.named("node lost", node="n1")
+    root = await reaped(running, "n1")
+    assert lost.id in root.links
+    assert not lost.parent_id
+    assert lost.attributes["llmgw.reason"] == Reason.NODE_LOST.value
+    assert lost.error is not None
+
+    running.start_agent("n1")
+    (adopted,) = await running.named("adopt", node="n1")
+    again = await running.system.serving("of-n1-0", after=1)
+    assert again.generation == 2
+    (adopted,) = await running.named("adopt", node="n1")
+    assert {key: adopted.attributes[f"llmgw.{key}"] for key in ("shards", "unclaimed")} == {"shards": 1, "unclaimed": 1}
+    (top,) = tree(running.store(), adopted.trace_id)
+    assert top.span == adopted
+    (stop,) = top.children
+    assert stop.span.name == "stop shard"
+    assert (stop.span.attributes["llmgw.replica"], stop.span.attributes["llmgw.generation"]) == ("of-n1-0", 1)
+    assert [child.span.name for child in stop.children] == ["measure memory", "stop engine"]
+    await running.remove("of-n1")
+    running.system.kill("n1")
+
+
+async def test_6_a_node_that_leaves_is_what_the_reap_links_to(running: Traced) -> None:
+    await served(running, "n2", flags=("--stop-engines",))
+    running.system.kill("n2", signal.SIGTERM)
+    (left,) = await running.named("node left", node="n2")
+    assert left.error is None
+    assert left.id in (await reaped(running, "n2")).links
+    await running.remove("of-n2")
+
+
+async def test_6_a_node_whose_workflow_is_gone_is_what_the_reap_links_to(running: Traced) -> None:
+    await served(running, "n3", lease={"heartbeat_timeout_s": 60, "grace_s": 60})
+    running.system.kill("n3")
+    await running.system.client.get_workflow_handle(contract.node_id("n3")).terminate("by hand")
+
+    async def missed() -> bool:
+        return (await running.system.state()).nodes["n3"].state is NodeState.LOST
+
+    await until(missed, 60.0)  # a worker looks every ten seconds, and twice
+    (lost,) = await running.named("node lost", node="n3")
+    assert lost.error is not None
+    assert "its workflow is gone" in lost.error
+    assert lost.id in (await reaped(running, "n3")).links
+    await running.remove("of-n3")
