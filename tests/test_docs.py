@@ -173,6 +173,7 @@ SPANS = (
     "check memory",
     "measure memory",
     "reconcile",
+    "decide",
     "place",
     "start replica",
     "send prepare",

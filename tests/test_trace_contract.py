@@ -1,6 +1,7 @@
 """What a trace promises of failures, jobs and passes, with real processes and an engine that fails as it is told."""
 
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -67,15 +68,8 @@ async def test_5_a_job_of_each_kind_shows_its_steps(running: Traced) -> None:
     served = await running.serve("kinds", replicas=2)
     await served.result()
     root = await running.tree_of(served)
+    assert_of_a_job_that_is_done(root, "serve", served.id, f"file:{running.model}")
     assert states(root) == dict.fromkeys(STEPS, "done")
-    assert {key: root.span.attributes[f"llmgw.{key}"] for key in ("job", "repo", "model", "state")} == {
-        "job": served.id,
-        "repo": f"file:{running.model}",
-        "model": "kinds",
-        "state": "done",
-    }
-    for before, after in zip(steps(root), steps(root)[1:], strict=False):
-        assert before.end_ns <= after.start_ns
     placement = one(root, "placement").span
     waited_for = {
         span.attributes["llmgw.replica"]: span.id for span in await running.named("start replica", model="kinds")
@@ -97,9 +91,25 @@ async def test_5_a_job_of_each_kind_shows_its_steps(running: Traced) -> None:
         job = await running.system.job(body)
         await job.result()
         root = await running.tree_of(job)
-        assert root.span.name == f"{kind} model"
+        assert_of_a_job_that_is_done(root, kind, job.id, "" if kind == "remove" else f"file:{running.model}")
         assert states(root) == {step: "skipped" if step in skipped else "done" for step in STEPS}
-        assert root.span.error is None
+        if kind == "update":  # nothing was to be started: it links to what serves
+            assert links(running, one(root, "placement").span) == waited_for
+
+
+def assert_of_a_job_that_is_done(root: TraceNode, kind: str, job: str, repo: str) -> None:
+    assert (root.span.name, root.span.parent_id, root.span.error) == (f"{kind} model", "", None)
+    told = {key: root.span.attributes[f"llmgw.{key}"] for key in ("job", "repo", "model", "state")}
+    assert told == {"job": job, "repo": repo, "model": "kinds", "state": "done"}
+    assert root.span.attributes["llmgw.detail"].startswith("kinds")
+    # A step is over when the next begins, and each says what it came to.
+    times = sorted((step.start_ns, step.end_ns) for step in steps(root))
+    assert all(before[1] <= after[0] for before, after in pairwise(times))
+    assert times[-1][1] <= root.span.end_ns
+    for step in steps(root):
+        assert step.attributes["llmgw.detail"], step.name
+        assert step.error is None, step.name
+        assert (step.start_ns == step.end_ns) is (step.attributes["llmgw.state"] == "skipped"), step.name
 
 
 def steps(root: TraceNode) -> list[Span]:
@@ -122,8 +132,12 @@ async def test_5_a_job_that_fails_or_is_cancelled_is_an_error(running: Traced) -
     root = await running.tree_of(failing)
     assert states(root) == {"registry": "failed"}
     assert (root.span.attributes["llmgw.state"], root.span.attributes["llmgw.model"]) == ("failed", "nowhere")
+    registry = one(root, "registry").span
     assert root.span.error is not None
-    assert root.span.error == one(root, "registry").span.error
+    assert root.span.error == registry.error
+    for span in (root.span, registry):
+        assert span.attributes["llmgw.detail"] == span.error
+        assert span.attributes["llmgw.reason"] == Reason.REPO_NOT_FOUND.value
 
     await (await running.serve("patient", memory=BIG)).result()
     other = await running.serve("patient2", memory=BIG)

@@ -11,6 +11,7 @@ from cli.span_tree import tree
 from cli.spans import Span
 from fleet.reasons import Reason
 from fleet.state import NodeState
+from tests.fleets import GIB
 from tests.traced import Traced, traced
 from tests.waiting import until
 
@@ -76,17 +77,26 @@ async def test_6_a_node_that_leaves_is_what_the_reap_links_to(running: Traced) -
     await running.remove("of-n2")
 
 
-async def test_6_a_node_whose_workflow_is_gone_is_what_the_reap_links_to(running: Traced) -> None:
+async def test_6_what_lost_its_workflow_is_what_the_pass_links_to(running: Traced) -> None:
+    client = running.system.client
     await served(running, "n3", lease={"heartbeat_timeout_s": 60, "grace_s": 60})
+    running.start_agent("n4", memory="4GiB")
+    await running.system.ready("n4")
+    await (await running.serve("elsewhere", memory=2 * GIB)).result()
     running.system.kill("n3")
-    await running.system.client.get_workflow_handle(contract.node_id("n3")).terminate("by hand")
+    await client.get_workflow_handle(contract.node_id("n3")).terminate("by hand")
+    await client.get_workflow_handle(contract.replica_id("elsewhere-0")).terminate("by hand")
 
     async def missed() -> bool:
         return (await running.system.state()).nodes["n3"].state is NodeState.LOST
 
     await until(missed, 60.0)  # a worker looks every ten seconds, and twice
     (lost,) = await running.named("node lost", node="n3")
-    assert lost.error is not None
-    assert "its workflow is gone" in lost.error
+    assert lost.error == "its workflow is gone"
     assert lost.id in (await reaped(running, "n3")).links
+    first, _ = await running.named("start replica", 2, replica="elsewhere-0")
+    (resumed,) = await running.named("resume start", replica="elsewhere-0")
+    (root,) = [span for span in await running.named("reconcile") if span.span_id == resumed.parent_id]
+    assert first.id in root.links
+    await running.remove("elsewhere")
     await running.remove("of-n3")

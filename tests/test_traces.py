@@ -81,6 +81,7 @@ serve model
 
 START = """\
 reconcile
+  decide
   scale up
     place
       start replica
@@ -95,11 +96,13 @@ reconcile
 
 DRAIN = """\
 reconcile
+  decide
   drain
     drain shard"""
 
 STOP = """\
 reconcile
+  decide
   stop replica
     stop shard
       measure memory

@@ -16,7 +16,7 @@ from fleet.repos import default_name, parse_repo, weights_id
 from fleet.spec import ResolvedModel, Weights
 from workflows import calls
 from workflows.job_details import resolved_detail
-from workflows.spans import span
+from workflows.spans import WAIT_FOR_WORKER, asked_ns, past, span
 
 EXAMPLE = '{"repo": "org/name", "paper": {"gpus": "2x80GiB"}}'
 
@@ -37,7 +37,8 @@ class ModelCheck:
         except LlmgwError as error:
             raise calls.failed(error.failure) from None
         attributes = {"llmgw.job": workflow.info().workflow_id, "llmgw.repo": wish.repo or "", "llmgw.model": name}
-        with span("check model", attributes):
+        with span("check model", attributes, start_ns=asked_ns()):
+            past(WAIT_FOR_WORKER, asked_ns())
             try:
                 return await self._check(name, wish)
             except ActivityError as error:

@@ -110,7 +110,7 @@ class ModelJob:
                 raise
             await self._hang_up(take_back=False)
             self._result = result
-            self._finish(JobState.DONE, root)
+            self._finish(JobState.DONE, root, result.sentence)
             return result
 
     def _read_input(self) -> str:
@@ -295,19 +295,20 @@ class ModelJob:
         await self._hang_up(take_back=cancelled or self._wait.take_back)
         self._failure = calls.failure_of(error)
         fail(root, self._failure)
-        self._finish(JobState.CANCELLED if cancelled else JobState.FAILED, root)
+        self._finish(JobState.CANCELLED if cancelled else JobState.FAILED, root, self._failure.line)
 
     async def _hang_up(self, *, take_back: bool) -> None:
         # Shielded: a cancellation that comes now must not keep the next job from its turn.
         await asyncio.shield(asyncio.ensure_future(self._line.hang_up(take_back=take_back)))
 
-    def _finish(self, state: JobState, root: Span) -> None:
+    def _finish(self, state: JobState, root: Span, detail: str) -> None:
         self._state = state
         labels = {"llmgw.kind": self._request.kind.value, "llmgw.state": state.value}
         count(JOBS, labels if self._failure is None else {**labels, "error.type": self._failure.reason.value})
         workflow.upsert_search_attributes([STATE.value_set(state), *searchable(self._trace)])
-        root.set_attribute("llmgw.model", self._name)
-        root.set_attribute("llmgw.state", state.value)
+        # The repo of an update may be the one in the catalog, and the name the repo's.
+        known = {"llmgw.repo": self._request.repo or "", "llmgw.model": self._name}
+        root.set_attributes({**known, "llmgw.state": state.value, "llmgw.detail": detail})
         self._show()
 
     # -- what arrives and what is asked -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fleet.state import Decision
 from fleet.steps import ENDS, Step, StepKind
 from workflows import calls, messages
 from workflows.messages import Action, ReconcileInput, ReplicaInput, ToReplica
-from workflows.spans import asked_ns, link, span
+from workflows.spans import WAIT_FOR_WORKER, asked_ns, link, past, span
 
 START_ATTEMPTS = 25
 START_AGAIN_S = 0.2
@@ -31,6 +31,7 @@ class Reconcile:
         """Run one pass; returns what it did."""
         asked = input or ReconcileInput()
         pass_id = workflow.info().run_id
+        begun = workflow.time_ns()
         plan = await calls.place(PlaceRequest(cell=asked.cell, pass_id=pass_id, now=max(asked.at, workflow.time())))
         if not plan.steps:
             return plan
@@ -38,6 +39,8 @@ class Reconcile:
         links = [found for cause in asked.causes for found in link(cause.trace, {"llmgw.reason": cause.sentence})]
         reason = "; ".join(cause.sentence for cause in asked.causes) or "asked for"
         with span("reconcile", {"llmgw.pass": pass_id, "llmgw.reason": reason}, start_ns=asked_ns(), links=links):
+            past(WAIT_FOR_WORKER, asked_ns(), until_ns=begun)
+            past("decide", begun)
             for step in plan.steps:
                 await self._carry_out(asked.cell, step, plan)
         return plan

@@ -80,15 +80,17 @@ def ends(error: BaseException) -> bool:
     return is_cancelled_exception(error) or workflow.is_failure_exception(error)
 
 
-def past(name: str, since_ns: int, attributes: Mapping[str, AttributeValue] | None = None) -> None:
-    """A span of a wait that is over now, beneath the current one; none where it took no time.
+def past(
+    name: str, since_ns: int, attributes: Mapping[str, AttributeValue] | None = None, *, until_ns: int | None = None
+) -> None:
+    """A span of a wait that is over now, or was at `until_ns`, beneath the current one; none where it took no time.
 
     For waits whose end says what they were, and beside calls that carry the current span: what is called then hangs
     on the step and not on the wait. `since_ns` may be another machine's clock.
     """
-    now = workflow.time_ns()
-    if since_ns < now:
-        TRACER.start_span(name, attributes=dict(attributes or {}), start_time=since_ns).end(end_time=now)
+    over = workflow.time_ns() if until_ns is None else until_ns
+    if since_ns < over:
+        TRACER.start_span(name, attributes=dict(attributes or {}), start_time=since_ns).end(end_time=over)
 
 
 def answered(ended_ns: int, begun_ns: int) -> None:
