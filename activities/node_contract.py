@@ -145,6 +145,8 @@ class PreparedShard(Record):
     shard: ShardRef
     node: str
     weights_outcome: str
+    ended_ns: int = 0
+    """As of a start."""
 
 
 class ReservePort(Record):
@@ -153,6 +155,8 @@ class ReservePort(Record):
     shard: ShardRef
     avoid: tuple[int, ...] = ()
     """Ports that turned out to be taken."""
+    asked_ns: int = 0
+    """As of a start."""
 
 
 class ReservedPort(Record):
@@ -162,6 +166,8 @@ class ReservedPort(Record):
     port: int
     taken: tuple[int, ...] = ()
     """Ports before it in turn that were taken."""
+    ended_ns: int = 0
+    """As of a start."""
 
 
 class StopShard(Record):

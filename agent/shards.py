@@ -83,7 +83,8 @@ class Shards:
         Raises StepError with the cause; then no partial file is left.
         """
         progress = Progress()
-        async with reporting(lambda: progress.now):
+        trace_wait(self._node, request.asked_ns)
+        async with reporting(progress.said):
             with step("prepare shard", self._about(request), kind=SpanKind.CONSUMER), located(self._node):
                 return await self._turns.prepare(request, progress)
 
@@ -91,6 +92,7 @@ class Shards:
     async def reserve_port(self, request: ReservePort) -> ReservedPort:
         """Keep a port for a gang's rendezvous on the node of its rank 0, until that ends."""
         attributes = self._turns.attributes(request.shard)
+        trace_wait(self._node, request.asked_ns)
         with step("reserve port", attributes, kind=SpanKind.CONSUMER) as span, located(self._node):
             reserved = self._turns.reserve(request)
             span.set_attribute("llmgw.port", reserved.port)

@@ -81,7 +81,7 @@ class Starter:
         """Have engine and weights, so that a gang starts at one time. Raises StepError as `launch`."""
         self.check_wish(request)
         with self.weights.claim(request.weights):
-            await asyncio.to_thread(self.check_memory, request)
+            await self._checked_memory(request)
             _, brought = await self._provided(request, progress)
             return brought
 

@@ -66,7 +66,7 @@ class Turns:
         """Have engine and weights for a shard of a gang, and start nothing. Raises StepError."""
         self._refuse_stale(request.shard)
         brought = await self._starter.prepare(request, progress)
-        return PreparedShard(shard=request.shard, node=self.node, weights_outcome=brought.outcome)
+        return PreparedShard(shard=request.shard, node=self.node, weights_outcome=brought.outcome, ended_ns=ended_ns())
 
     def reserve(self, request: ReservePort) -> ReservedPort:
         """Keep a port for a gang's rendezvous until its rank 0 ends here; the same again is the same port.
@@ -77,10 +77,10 @@ class Turns:
         address = self._starter.config.address
         kept = self._ledger.meeting(request.shard)
         if kept is not None and kept not in request.avoid:
-            return ReservedPort(address=address, port=kept)
+            return ReservedPort(address=address, port=kept, ended_ns=ended_ns())
         chosen = choose_port(self._starter.config, self._ledger, request.avoid)
         self._ledger.meet(request.shard, chosen.port)
-        return ReservedPort(address=address, port=chosen.port, taken=chosen.taken)
+        return ReservedPort(address=address, port=chosen.port, taken=chosen.taken, ended_ns=ended_ns())
 
     async def start(self, request: StartShard, progress: Progress) -> StartedShard:
         """Have exactly this generation serve; what runs already is gone on with.

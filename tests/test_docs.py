@@ -164,6 +164,7 @@ SPANS = (
     "look up",
     "wait for worker",
     "wait for node",
+    "wait for cause",
     "wait for install",
     "tell fleet",
     "node lost",

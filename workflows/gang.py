@@ -12,6 +12,7 @@ from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exce
 from activities.node_contract import (
     GangPlace,
     PreparedShard,
+    ReservedPort,
     ReservePort,
     StartedShard,
     StartShard,
@@ -29,6 +30,7 @@ ECHO_S = 3.0
 """From a failure that may be a peer's echo to the cause: an end is known within 0.2 s and told within a second more."""
 
 ResultT = TypeVar("ResultT")
+AnswerT = TypeVar("AnswerT", PreparedShard, ReservedPort, StartedShard)
 Interrupted = Callable[[], bool]
 
 
@@ -41,23 +43,8 @@ class Outcome(NamedTuple):
 
 async def start_shard(replica: str, node: str, shard: StartShard) -> StartedShard:
     """One shard, with the span of its way to the node."""
-    begun = workflow.time_ns()
     with span("send start", {"llmgw.node": node, "llmgw.replica": replica}, kind=SpanKind.PRODUCER):
-        try:
-            started = await calls.start_shard(node, shard.model_copy(update={"asked_ns": begun}))
-        except (ActivityError, asyncio.CancelledError) as error:
-            if not ends(error):
-                raise
-            failure = calls.failure_of(error, node=node)
-            cancelled = is_cancelled_exception(error)
-            if cancelled or failure.reason is Reason.NODE_UNREACHABLE:
-                past("wait for node", begun, {"llmgw.node": node})  # one that is gone leaves no span of its own
-            answered(calls.ended_ns(error), begun)
-            if cancelled:
-                raise
-            raise calls.failed(failure) from error
-        answered(started.ended_ns, begun)
-        return started
+        return await _asked(node, lambda now: calls.start_shard(node, shard.model_copy(update={"asked_ns": now})))
 
 
 async def start_gang(replica: str, start: StartShards, starting: Span, interrupted: Interrupted) -> Outcome:
@@ -68,7 +55,7 @@ async def start_gang(replica: str, start: StartShards, starting: Span, interrupt
     avoid: tuple[int, ...] = ()
     while prepared is not None and len(avoid) < PORT_TRIES:
         reserving = ReservePort(shard=start.shards[0].shard, avoid=avoid)
-        reserved, failure = await all_or_none(nodes[:1], [calls.reserve_port(nodes[0], reserving)], interrupted)
+        reserved, failure = await all_or_none(nodes[:1], [_reserve(nodes[0], reserving)], interrupted)
         if reserved is None:
             break
         place = GangPlace(nodes=nodes, address=reserved[0].address, port=reserved[0].port)
@@ -132,7 +119,34 @@ async def came_within(seconds: float, condition: Callable[[], bool], what: str) 
 
 async def _prepare(replica: str, node: str, shard: StartShard) -> PreparedShard:
     with span("send prepare", {"llmgw.node": node, "llmgw.replica": replica}, kind=SpanKind.PRODUCER):
-        return await calls.prepare_shard(node, shard)
+        return await _asked(node, lambda now: calls.prepare_shard(node, shard.model_copy(update={"asked_ns": now})))
+
+
+async def _reserve(node: str, request: ReservePort) -> ReservedPort:
+    return await _asked(node, lambda now: calls.reserve_port(node, request.model_copy(update={"asked_ns": now})))
+
+
+async def _asked(node: str, call: Callable[[int], Awaitable[AnswerT]]) -> AnswerT:
+    """Call a node at once, with spans of the waits before and after its own; `call` takes the time of now.
+
+    Raises ApplicationError with the cause, and the node's name in it.
+    """
+    begun = workflow.time_ns()
+    try:
+        answer = await call(begun)
+    except (ActivityError, asyncio.CancelledError) as error:
+        if not ends(error):
+            raise
+        failure = calls.failure_of(error, node=node)
+        cancelled = is_cancelled_exception(error)
+        if cancelled or failure.reason is Reason.NODE_UNREACHABLE:
+            past("wait for node", begun, {"llmgw.node": node})  # one that is gone leaves no span of its own
+        answered(calls.ended_ns(error), begun)
+        if cancelled:
+            raise
+        raise calls.failed(failure) from error
+    answered(answer.ended_ns, begun)
+    return answer
 
 
 def _has_failed(task: "asyncio.Future[ResultT]") -> bool:

@@ -180,7 +180,8 @@ class Replica:
             return Outcome(started, failure)
         outcome = await start_gang(replica, start, starting, lambda: self._interrupted() or bool(self._broken))
         if self._broken and not self._interrupted():
-            return Outcome(None, await self._cause())  # one that was ready has ended while the others were not
+            # One that was ready has ended while the others were not.
+            return Outcome(None, await timed("wait for cause", self._cause()))
         return outcome
 
     async def _cause(self) -> Failure:
