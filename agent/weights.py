@@ -14,6 +14,7 @@ from opentelemetry import trace
 
 from agent.hub_cache import HubCache
 from agent.offers import Offers
+from agent.peer_waits import PeerWaits, peer_waits
 from agent.room import Kept, surplus
 from fleet.reasons import Reason, StepError
 from fleet.repos import file_url
@@ -95,12 +96,12 @@ class WeightStore:
         Raises StepError, such as DISK_FULL, WEIGHTS_MISSING, WEIGHTS_CORRUPT; cancelling leaves no partial file.
         """
         directory = self.directory(weights)
-        with self.claim(weights):
+        with peer_waits() as waits, self.claim(weights):
             if verified(directory, weights.files):
                 _touch(directory)
                 return Brought(directory, "local", 0)
             await self._make_room(weights)
-            sources = self._sources(weights, peers)
+            sources = self._sources(weights, peers, waits)
             watcher = _Watch(self.offers)
             try:
                 got = await fetch(
@@ -153,11 +154,11 @@ class WeightStore:
 
     # -- sources ------------------------------------------------------------------------------------------------------
 
-    def _sources(self, weights: Weights, peers: Sequence[str]) -> list[Source]:
+    def _sources(self, weights: Weights, peers: Sequence[str], waits: PeerWaits) -> list[Source]:
         """From the nearest to the farthest."""
         found: list[Source] = []
         if self._secret:
-            found += [PeerSource(url, self._secret) for url in peers]
+            found += [PeerSource(url, self._secret, waiting=waits.wait) for url in peers]
         found.append(mirror_source(weights.mirror))
         hub = self._config.hub
         if hub.enabled and weights.hub:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from cli import job_status, jobs
-from cli.command_trace import recorded
+from cli.command_trace import Part, recorded
 from cli.console import out, run, say
 from cli.embedded import AskedPorts, Started, down, uninterrupted, up
 from cli.errors import CtlError
@@ -59,11 +60,13 @@ def demo(
 
 async def _demo(home: Home, asked: AskedPorts, *, once: bool) -> None:
     say(f"the embedded system in {home.path}")
+    began_ns = time.time_ns()
     started = await up(home, asked, say)
+    starting = Part("start system", began_ns, time.time_ns())
     ours = set(started.parts) == set(STOP_ORDER)
     once_down = once and ours
     try:
-        await _tour(home, started)
+        await _tour(home, started, starting)
         _say_next(started, once=once_down)
     except asyncio.CancelledError:
         if ours:
@@ -85,9 +88,10 @@ async def _demo(home: Home, asked: AskedPorts, *, once: bool) -> None:
             say(STAYS)
 
 
-async def _tour(home: Home, started: Started) -> None:
+async def _tour(home: Home, started: Started, starting: Part) -> None:
     model = await _model(home)
-    with recorded("demo"):
+    getting = Part("get model", starting.until_ns, time.time_ns())
+    with recorded("demo", (starting, getting)):
         session = await open_embedded(home, started.system.address)
         request = JobRequest(kind=JobKind.SERVE, repo=f"file:{model}", name=MODEL_NAME)
         handle = await jobs.start(session, request)

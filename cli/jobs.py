@@ -21,6 +21,7 @@ from activities.contract import (
     JobStatus,
     StepState,
 )
+from cli.command_trace import part
 from cli.console import note
 from cli.errors import CtlError, JobFailedError, failure_of, sentence
 from cli.job_status import CUT_OFF, STATES, ask, status, told, words
@@ -101,24 +102,25 @@ class Silence:
 async def start(session: Session, request: JobRequest) -> JobHandle:
     """Start a job under the next free number."""
     prefix = job_prefix(request)
-    earlier = await session.client.count_workflows(f"WorkflowId STARTS_WITH '{prefix}'")
-    number = earlier.count + 1
-    while True:
-        try:
-            return await session.client.start_workflow(
-                MODEL_JOB_WORKFLOW,
-                # Of an update, what was not said keeps its value.
-                request.model_dump(mode="json", exclude_unset=True),
-                id=f"{prefix}{number}",
-                task_queue=CONTROL_QUEUE,
-                task_timeout=TASK_TIMEOUT,
-                # Also of one that has ended: a job's number is its own.
-                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                static_summary=_summary(request),
-                result_type=JobResult,
-            )
-        except WorkflowAlreadyStartedError:
-            number += 1
+    with part("start job"):
+        earlier = await session.client.count_workflows(f"WorkflowId STARTS_WITH '{prefix}'")
+        number = earlier.count + 1
+        while True:
+            try:
+                return await session.client.start_workflow(
+                    MODEL_JOB_WORKFLOW,
+                    # Of an update, what was not said keeps its value.
+                    request.model_dump(mode="json", exclude_unset=True),
+                    id=f"{prefix}{number}",
+                    task_queue=CONTROL_QUEUE,
+                    task_timeout=TASK_TIMEOUT,
+                    # Also of one that has ended: a job's number is its own.
+                    id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                    static_summary=_summary(request),
+                    result_type=JobResult,
+                )
+            except WorkflowAlreadyStartedError:
+                number += 1
 
 
 async def follow(

@@ -14,6 +14,7 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contract import QUERY_SNAPSHOT, Done, Snapshot, fleet_id
+from cli.command_trace import part
 from cli.errors import CtlError, failure_of, sentence
 from cli.home import Home, find_home
 from fleet.state import FleetState
@@ -53,7 +54,10 @@ class Session:
         handle = self.client.get_workflow_handle(fleet_id(self.cell))
         arguments = [] if wish is None else [wish]
         try:
-            done: Done = await handle.execute_update(name, args=arguments, result_type=Done, rpc_timeout=UPDATE_TIMEOUT)
+            with part("tell fleet"):
+                done: Done = await handle.execute_update(
+                    name, args=arguments, result_type=Done, rpc_timeout=UPDATE_TIMEOUT
+                )
         except WorkflowUpdateFailedError as error:
             failure = failure_of(error.cause)
             raise CtlError(failure.detail if failure is not None else sentence(error)) from error
@@ -66,13 +70,15 @@ async def open_session() -> Session:
     """Connect to where the operator's Temporal settings say, else to the embedded system. Raises UnreachableError."""
     home = find_home()
     system = home.system()
-    return Session(await connect(system.address if system else ""), home, home.cell())
+    with part("connect"):
+        return Session(await connect(system.address if system else ""), home, home.cell())
 
 
 async def open_embedded(home: Home, address: str) -> Session:
     """Connect to the embedded system, whatever the operator's Temporal settings say. Raises UnreachableError."""
     try:
-        client = await connect_exactly(address, "default")
+        with part("connect"):
+            client = await connect_exactly(address, "default")
     except UnreachableError as error:
         raise UnreachableError(f"the embedded Temporal does not answer at {address}: look at `ctl status`") from error
     return Session(client, home, home.cell())

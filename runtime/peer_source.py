@@ -4,6 +4,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from fleet.reasons import Reason, StepError
 from fleet.spec import ModelFile
@@ -34,11 +35,21 @@ TRIES = 2
 class PeerSource:
     """Files by their hash, from one node."""
 
-    def __init__(self, url: str, token: str, *, pace: Pace = PACE, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        pace: Pace = PACE,
+        patience_s: float = PATIENCE_S,
+        waiting: Callable[[str], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`waiting` is entered with the peer's name while it has nothing new yet."""
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._pace = pace
         self._patience_s = patience_s
+        self._waiting = waiting
         self._wire = PeerWire(self._url, pace)
         self._news: dict[str, tuple[int, float]] = {}
         """What the peer had of a file when it said so last, and since when."""
@@ -73,7 +84,8 @@ class PeerSource:
                 self._news.pop(file.path, None)
             elif answer.status in (404, 503):
                 self._wait_no_longer(file, answer)
-                await asyncio.sleep(POLL_S)
+                with self._waiting(self.name):
+                    await asyncio.sleep(POLL_S)
             else:
                 raise StepError(Reason.NODE_UNREACHABLE, f"{self.name} answers {answer.status} for {file.path}")
 

@@ -28,6 +28,7 @@ ALLOWED = {
     "activities/smoke.py": "the start of a span",
     "activities/streamed.py": "the moment of a span's event",
     "agent/attempts.py": "the start of a span",
+    "agent/peer_waits.py": "the start of a span",
     "agent/start.py": "the start of a span",
     "runtime/interceptors.py": "the ends of spans, told to the workflow that waits",
     "activities/registry.py": "the day on which a resolution was kept, for people to read",

@@ -10,9 +10,12 @@ import pytest
 from temporalio.client import Client
 
 from activities.contract import CONTROL_QUEUE, MODEL_JOB_WORKFLOW
-from cli.spans import Span, SpanStore
+from cli.span_tree import tree
+from cli.spans import Span
+from cli.wall_time import covered
 from tests.conftest import temporal_binary
 from tests.ctl import Ctl, ctl_environment
+from tests.traced import WHOLE, spans_in
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -30,10 +33,13 @@ def ctl(client: Client, path: Path, **variables: str) -> Ctl:
 
 
 def spans(path: Path) -> list[Span]:
-    store = SpanStore()
-    for file in (path / "traces").glob("*.jsonl"):
-        store.read(file.read_text().splitlines())
-    return list(store.spans.values())
+    return list(spans_in(path / "traces").spans.values())
+
+
+def root_of(path: Path) -> Span:
+    """The command's own span."""
+    (root,) = [span for span in spans(path) if span.name.startswith("ctl ")]
+    return root
 
 
 async def carried(client: Client, workflow_id: str) -> str:
@@ -47,9 +53,16 @@ async def test_a_command_that_acts_is_a_root_and_its_job_hangs_beneath_it(client
     path = home(tmp_path)
     code, out, err = await ctl(client, path).run("model", "serve", "o/n", "--name", "root-of-it", "--no-wait")
     assert code == 0, err
-    (root,) = spans(path)
+    root = root_of(path)
     assert (root.name, root.parent_id, root.service) == ("ctl model serve", "", "llmgw-ctl")
     assert await carried(client, out.strip()) == f"00-{root.trace_id}-{root.span_id}-01"
+    # What it did until then: the job's trace goes on from there.
+    parts = sorted((span for span in spans(path) if span != root), key=lambda span: span.start_ns)
+    assert [span.name for span in parts] == ["start ctl", "connect", "start job"]
+    assert {(span.trace_id, span.parent_id) for span in parts} == {(root.trace_id, root.span_id)}
+    assert parts[0].start_ns == root.start_ns
+    (top,) = tree(spans_in(path / "traces"), root.trace_id)
+    assert covered((top,), (root.start_ns, parts[-1].end_ns)) >= WHOLE
     await client.get_workflow_handle(out.strip()).terminate()
 
 
@@ -58,7 +71,7 @@ async def test_the_callers_trace_goes_on(client: Client, tmp_path: Path) -> None
     mine = ctl(client, path, TRACEPARENT=TRACEPARENT)
     code, out, err = await mine.run("model", "serve", "o/n", "--name", "carried-on", "--no-wait")
     assert code == 0, err
-    (span,) = spans(path)
+    span = root_of(path)
     assert (span.trace_id, span.parent_id) == (TRACE, PARENT)
     assert await carried(client, out.strip()) == f"00-{TRACE}-{span.span_id}-01"
     await client.get_workflow_handle(out.strip()).terminate()
@@ -88,7 +101,7 @@ async def test_a_command_that_fails_is_an_error_with_its_sentence(client: Client
     (path / "server.yaml").write_text((path / "server.yaml").read_text().replace("cell: main", "cell: nobody"))
     code, _, err = await ctl(client, path).run("model", "scale", "m", "2")
     assert code == 1
-    (span,) = spans(path)
+    span = root_of(path)
     assert span.name == "ctl model scale"
     assert span.error == err.removeprefix("ctl: ").strip()
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cli.span_tree import tree
 from tests.real_engine import ROOT
+from tests.traced import assert_whole, spans_in
 from tests.waiting import until
 
 pytestmark = [pytest.mark.usefixtures("real_engine"), pytest.mark.timeout(400)]
@@ -109,6 +111,12 @@ async def test_the_demo_from_a_fresh_clone(clone: Path) -> None:
     for name in names:
         at = next(number for number in range(at, len(drawn)) if drawn[number].startswith(name)) + 1
     assert re.match(r"[\d.]+ (ms|s|min \d+ s): \S", drawn[-1]), "the summary: all of the time, and where it went"
+    spans = spans_in(clone / ".llmgw" / "traces")
+    (demo,) = [span for span in spans.spans.values() if span.name == "ctl demo"]
+    (root,) = tree(spans, demo.trace_id)
+    before = [child.span.name for child in root.children]
+    assert before[: before.index("serve model")] == ["start ctl", "start system", "get model", "connect", "start job"]
+    assert_whole(root)
     assert re.search(r"web UI: http://127\.0\.0\.1:\d+/", said)
     assert len(said.partition("try next:\n")[2].partition("\n\n")[0].splitlines()) == 3
     assert of(clone) == []

@@ -184,6 +184,8 @@ SPANS = (
     "start shard",
     "install engine",
     "fetch weights",
+    "wait for peer",
+    "copy weights",
     "rendezvous",
     "launch engine",
     "wait for engine",
@@ -193,6 +195,11 @@ SPANS = (
     "adopt",
     "gateway request",
     "ctl <command>",
+    "start ctl",
+    "start system",
+    "get model",
+    "connect",
+    "start job",
 )
 
 

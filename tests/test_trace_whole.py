@@ -11,17 +11,15 @@ from temporalio.client import WorkflowHandle
 
 from activities.node_contract import StartShard
 from cli.span_tree import TraceNode, trace_lines
-from cli.wall_time import Share, covered, shares, walk
 from fleet.reasons import Reason
 from tests.fleets import GIB
 from tests.ggufs import gguf
 from tests.light_node import LightNode
 from tests.stub_hub import Fault, stub_hub
-from tests.traced import Traced, find, traced
+from tests.traced import Traced, assert_whole, find, traced
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("real_engine")]
 
-WHOLE = 0.99
 AT_ONCE = 3
 BIG = 5 * GIB
 """Fits once on the node that is there; what needs more fits only on the one that will be lost."""
@@ -132,16 +130,9 @@ async def test_leaves_cover_the_way_to_the_first_token_or_the_failure(trees: dic
     case, root = CASES[name], trees[name]
     said = "\n".join(trace_lines((root,)))
     assert root.span.attributes.get("llmgw.reason") == (case.reason.value if case.reason else None), said
-    within = (root.span.start_ns, _end(root))
-    unnamed: list[Share] = [share for share in shares((root,), within) if not share.leaf]
-    assert covered((root,), within) >= WHOLE, f"{unnamed}\n{said}"
+    assert_whole(root)
     for wanted in case.names:
         assert find(root, wanted), said
-
-
-def _end(root: TraceNode) -> int:
-    tokens = [event.time_ns for node in walk((root,)) for event in node.span.events if event.name == "first token"]
-    return tokens[0] if tokens else root.span.end_ns
 
 
 async def test_the_wait_of_a_job_for_its_worker_is_known(tmp_path: Any) -> None:
@@ -156,4 +147,4 @@ async def test_the_wait_of_a_job_for_its_worker_is_known(tmp_path: Any) -> None:
         (wait, *_) = find(root, "wait for worker")
         assert wait.span.start_ns == root.span.start_ns
         assert wait.span.seconds > 0.5
-        assert covered((root,), (root.span.start_ns, root.span.end_ns)) >= WHOLE
+        assert_whole(root)

@@ -16,6 +16,7 @@ from cli.spans import Span, SpanStore
 from fleet.trace_ids import trace_id_of
 from runtime.temporal import llmgw_plugin
 from tests.system import System, system
+from tests.traced import spans_in
 from tests.waiting import until
 from workflows import WORKFLOWS
 
@@ -32,10 +33,7 @@ async def running(tmp_path: Path) -> AsyncIterator[System]:
 
 
 def spans(running: System) -> SpanStore:
-    store = SpanStore()
-    for file in (running.home / "traces").glob("*.jsonl"):
-        store.read(file.read_text().splitlines())
-    return store
+    return spans_in(running.home / "traces")
 
 
 async def named(running: System, name: str, count: int = 1) -> list[Span]:

@@ -9,8 +9,9 @@ from typing import Any
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from activities.contract import JobResult
-from cli.span_tree import TraceNode, tree
+from cli.span_tree import TraceNode, trace_lines, tree
 from cli.spans import Span, SpanStore
+from cli.wall_time import covered, itself, walk
 from fleet.trace_ids import trace_id_of
 from tests import sglang_env
 from tests.ggufs import gguf
@@ -18,6 +19,8 @@ from tests.system import System, system
 from tests.waiting import until
 
 STAND_IN = sglang_env.STAND_IN / "llamacpp"
+WHOLE = 0.99
+"""Of the time from the command to the first token, or to the failure: the share whose name is known."""
 EXPORTED_S = 30.0
 """Exporters write with a delay of a fifth of a second; a busy machine takes longer."""
 
@@ -44,10 +47,7 @@ class Traced:
         await (await self.system.job({"kind": "remove", "name": name})).result()
 
     def store(self) -> SpanStore:
-        found = SpanStore()
-        for file in (self.system.home / "traces").glob("*.jsonl"):
-            found.read(file.read_text().splitlines())
-        return found
+        return spans_in(self.system.home / "traces")
 
     async def named(self, name: str, count: int = 1, **attributes: object) -> list[Span]:
         """The spans of this name with these attributes (`__` for a dot), once there are that many; the oldest first."""
@@ -79,6 +79,14 @@ class Traced:
                         yield from scope["spans"]
 
 
+def spans_in(directory: Path) -> SpanStore:
+    """All that the processes of one home have written."""
+    found = SpanStore()
+    for file in directory.glob("*.jsonl"):
+        found.read(file.read_text().splitlines())
+    return found
+
+
 async def failure_of(job: WorkflowHandle[Any, Any]) -> str:
     """Wait until a job has failed; with what."""
     try:
@@ -92,6 +100,16 @@ def find(node: TraceNode, name: str) -> list[TraceNode]:
     """All spans of a name in a tree."""
     below = [found for child in node.children for found in find(child, name)]
     return [node, *below] if node.span.name == name else below
+
+
+def assert_whole(root: TraceNode) -> None:
+    """Leaves cover the way to the first token, or to the failure; says which spans leave gaps where they do not."""
+    tokens = [event.time_ns for node in walk((root,)) for event in node.span.events if event.name == "first token"]
+    within = (root.span.start_ns, tokens[0] if tokens else root.span.end_ns)
+    gaps = [(node.span.name, (end - start) / 1e6) for node in walk((root,)) for start, end in itself(node)]
+    share = covered((root,), within)
+    told = [f"in {name} itself: {gap:.1f} ms" for name, gap in gaps if gap >= 1]
+    assert share >= WHOLE, "\n".join([f"{share:.4f}", *told, *trace_lines((root,))])
 
 
 @contextlib.asynccontextmanager
