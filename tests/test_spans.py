@@ -5,12 +5,16 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry import trace
+from opentelemetry.propagate import inject
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, set_span_in_context
+from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 
 from cli.span_tree import Relation, TraceNode, trace_lines, tree
 from fleet.trace_ids import is_trace_id, trace_id_of
 from runtime.config import TracingConfig
-from runtime.tracing import make_provider
+from runtime.temporal import plugins
+from runtime.tracing import install, make_provider
 from tests.otlp import line, span, store
 
 JOB = "a" * 32
@@ -221,3 +225,14 @@ def test_trace_ids_are_taken_out_of_traceparents() -> None:
     assert [trace_id_of(text) for text in ("", "00-xyz-1-01", JOB, f"00-{JOB}-{'1' * 16}-00")] == [""] * 4
     assert is_trace_id(JOB)
     assert not is_trace_id("m-0")
+
+
+def test_off_is_the_no_op_provider_and_nothing_for_temporal() -> None:
+    install(TracingConfig(), "toy")()
+    with trace.get_tracer("test").start_as_current_span("nothing") as span:
+        assert not span.is_recording()
+        assert not span.get_span_context().is_valid
+        carried: dict[str, str] = {}
+        inject(carried)
+        assert carried == {}
+    assert not [plugin for plugin in plugins() if isinstance(plugin, OpenTelemetryPlugin)]
