@@ -11,8 +11,10 @@ import pytest
 
 from agent.layout import Layout
 from agent.ledger import Entry, Ledger
+from cli.span_tree import TraceNode
 from tests import sglang_env, tiny_checkpoint
 from tests.system import System, system
+from tests.traced import assert_whole, find, tree_of
 from tests.waiting import until
 
 pytestmark = [pytest.mark.usefixtures("real_engine"), pytest.mark.timeout(300)]
@@ -54,6 +56,18 @@ def process(found: Entry) -> psutil.Process:
     return psutil.Process(found.process.engine.pid)
 
 
+def assert_traced(root: TraceNode) -> None:
+    """Both nodes are in the trace of the start, and the time is accounted for."""
+    assert_whole(root)
+    (start,) = find(root, "start replica")
+    for name in ("send prepare", "prepare shard", "send start", "start shard", "rendezvous", "wait for engine"):
+        assert len(find(start, name)) == len(ADDRESSES), name
+    assert {node.span.attributes["llmgw.node"] for node in find(start, "start shard")} == set(ADDRESSES)
+    (reserved,) = find(start, "reserve port")
+    meetings = {node.span.attributes["llmgw.rendezvous"] for node in find(start, "rendezvous")}
+    assert [meeting.rpartition(":")[2] for meeting in meetings] == [str(reserved.span.attributes["llmgw.port"])]
+
+
 async def test_served_adopted_broken_and_removed_as_one(running: System, python: Path, tmp_path: Path) -> None:
     request = {
         "repo": f"file:{tiny_checkpoint.make(tmp_path / 'checkpoint')}",
@@ -63,8 +77,9 @@ async def test_served_adopted_broken_and_removed_as_one(running: System, python:
         "memory": "64MiB",
         "context_length": 512,
     }
-    result = await (await running.job(request)).result()
-    assert result.smoke_test is not None
+    job = await running.job(request)
+    assert (await job.result()).smoke_test is not None
+    assert_traced(await tree_of(running, job))
     first = await running.serving()
     assert set(first.nodes) == set(ADDRESSES)
     head, other = first.nodes

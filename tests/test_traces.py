@@ -1,6 +1,7 @@
 """The trace of a start, from the job down to the engine, with real processes; and what is off leaves nothing."""
 
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,7 @@ async def test_a_refusal_is_an_event_for_every_node(running: System) -> None:
 async def test_a_start_survives_the_death_of_worker_and_agent_as_one_span(running: System) -> None:
     job = await running.serve()
     await until(lambda: list((running.home / "n1" / "logs").rglob("*.log")), 30.0)
+    killed_ns = time.time_ns()
     running.kill("worker")
     running.kill("n1")
     running.start_worker()
@@ -228,8 +230,13 @@ async def test_a_start_survives_the_death_of_worker_and_agent_as_one_span(runnin
     store = spans(running)
     assert start.parent_id in {span.span_id for span in store.spans.values() if span.name == "place"}
     assert root.start_ns < start.start_ns < start.end_ns < root.end_ns
-    below = [span for span in store.spans.values() if span.name == "start shard"]
-    assert {span.trace_id for span in below} == {start.trace_id}
+    assert start.start_ns < killed_ns
+    (sending,) = [span for span in store.spans.values() if span.name == "send start"]
+    assert (sending.trace_id, sending.parent_id) == start.id
+    assert sending.start_ns < killed_ns
+    below = [span for span in store.spans.values() if span.name in ("start shard", "interrupted start")]
+    assert "start shard" in {span.name for span in below}
+    assert {(span.trace_id, span.parent_id) for span in below} == {sending.id}
     (adopted,) = await named(running, "adopt")
     assert adopted.attributes["llmgw.node"] == "n1"
     assert int(adopted.attributes["llmgw.shards"]) == 1

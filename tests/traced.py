@@ -65,10 +65,7 @@ class Traced:
 
     async def tree_of(self, job: WorkflowHandle[Any, Any]) -> TraceNode:
         """A job's whole trace, once its root is written."""
-        status = await self.system.status(job)
-        await self.named(f"{status.kind} model", job=job.id)
-        (root,) = tree(self.store(), trace_id_of(status.trace))
-        return root
+        return await tree_of(self.system, job)
 
     def raw(self) -> Iterator[dict[str, Any]]:
         """Every span of every export, as written: also one that was exported twice."""
@@ -77,6 +74,19 @@ class Traced:
                 for resource in json.loads(line)["resourceSpans"]:
                     for scope in resource["scopeSpans"]:
                         yield from scope["spans"]
+
+
+async def tree_of(running: System, job: WorkflowHandle[Any, Any]) -> TraceNode:
+    """A job's whole trace, once its root is written."""
+    trace_id = trace_id_of((await running.status(job)).trace)
+
+    def written() -> TraceNode | None:
+        roots = tree(spans_in(running.home / "traces"), trace_id)
+        return roots[0] if len(roots) == 1 and not roots[0].span.parent_id else None
+
+    root = await until(written, EXPORTED_S)
+    assert root is not None
+    return root
 
 
 def spans_in(directory: Path) -> SpanStore:
