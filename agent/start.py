@@ -94,7 +94,8 @@ class Starter:
     async def _launched(self, request: StartShard, progress: Progress) -> Entry:
         gpus = await self._checked_memory(request)
         python, brought = await self._provided(request, progress)
-        entry = self._entry(request, brought, gpus)
+        with step("choose port"):  # and room for its log among those of all launches: both reach the disk
+            entry = self._entry(request, brought, gpus)
         if request.gang is not None:
             progress.at(StartPhase.RENDEZVOUS)
             entry = await self._met(request.gang, entry)

@@ -109,7 +109,8 @@ class Turns:
         """End this generation, and any older one, with everything it started. What is gone is a success."""
         with step("stop shard", self.attributes(shard)):
             key = shard_key(shard)
-            self._ledger.note_stop(shard)
+            with step("note stop"):
+                self._ledger.note_stop(shard)
             start = self._starts.get(key)
             if interrupted := start is not None and start.generation <= shard.generation:
                 start.task.cancel()

@@ -171,6 +171,8 @@ SPANS = (
     "node left",
     "interrupted start",
     "note start",
+    "note stop",
+    "choose port",
     "check memory",
     "measure memory",
     "reconcile",

@@ -63,7 +63,7 @@ async def test_4_a_return_is_one_adopt_and_ends_what_nobody_claims(running: Trac
     (stop,) = top.children
     assert stop.span.name == "stop shard"
     assert (stop.span.attributes["llmgw.replica"], stop.span.attributes["llmgw.generation"]) == ("of-n1-0", 1)
-    assert [child.span.name for child in stop.children] == ["measure memory", "stop engine"]
+    assert [child.span.name for child in stop.children] == ["note stop", "measure memory", "stop engine"]
     await running.remove("of-n1")
     running.system.kill("n1")
 

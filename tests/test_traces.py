@@ -73,6 +73,7 @@ serve model
           note start
           check memory
           fetch weights
+          choose port
           check memory
           launch engine
           wait for engine
@@ -89,6 +90,7 @@ reconcile
             note start
             check memory
             fetch weights
+            choose port
             check memory
             launch engine
             wait for engine"""
@@ -104,6 +106,7 @@ reconcile
   decide
   stop replica
     stop shard
+      note stop
       measure memory
       stop engine"""
 
