@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NoReturn
 
+from opentelemetry.trace import Span
 from temporalio import activity
 
 from activities.contract import ROUTES_STALE_S
@@ -201,8 +202,7 @@ class Turns:
             self._raise_cancelled(shard, stays)
         finally:
             if not stays:
-                # In a task of its own: a second cancellation must not leave a process behind.
-                await asyncio.shield(asyncio.create_task(self._clean_up(shard)))
+                await self._clean_up(shard)
         self._watch.begin(entry)
         measured = None
         if adopted:  # what was launched now has answered nothing yet
@@ -279,22 +279,29 @@ class Turns:
         raise asyncio.CancelledError
 
     async def _clean_up(self, shard: ShardRef) -> None:
+        """Leave nothing of a start that came to nothing."""
         entry = self._ledger.entry(shard)
-        if entry is not None and entry.shard.generation == shard.generation:
-            await self._end(entry, CLEANUP_GRACE_S)
-        self._ledger.give_back(shard)
+        if entry is None or entry.shard.generation != shard.generation:
+            self._ledger.give_back(shard)
+            return
+        with step("stop engine") as span:
+            # In a task of its own: a second cancellation must not leave a process behind.
+            await asyncio.shield(asyncio.create_task(self._forget(entry, CLEANUP_GRACE_S, span)))
 
     async def _end(self, entry: Entry, grace_s: float) -> Ended:
-        """End an engine and forget it."""
+        with step("stop engine") as span:
+            return await self._forget(entry, grace_s, span)
+
+    async def _forget(self, entry: Entry, grace_s: float, stopping: Span) -> Ended:
+        """End an engine and forget it; `stopping` is the span of that."""
         await self._watch.end(entry.shard)
         process = entry.process or await self._supervisor.launched(entry.stem)
-        if process is None:
-            self._ledger.drop(entry)
-            return Ended(killed=False, held="")
-        with step("stop engine", {"process.pid": process.engine.pid}) as span:
+        ended = Ended(killed=False, held="")
+        if process is not None:
+            stopping.set_attribute("process.pid", process.engine.pid)
             ended = await self._starter.endings.end(entry, process, grace_s)
-            span.set_attributes({"llmgw.killed": ended.killed, "llmgw.held": ended.held})
-            self._ledger.drop(entry)
+            stopping.set_attributes({"llmgw.killed": ended.killed, "llmgw.held": ended.held})
+        self._ledger.drop(entry)
         return ended
 
     @asynccontextmanager

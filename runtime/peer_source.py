@@ -42,7 +42,7 @@ class PeerSource:
         *,
         pace: Pace = PACE,
         patience_s: float = PATIENCE_S,
-        waiting: Callable[[str], AbstractContextManager[None]] = nullcontext,
+        waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """`waiting` is entered with the peer's name while it has nothing new yet."""
         self._url = url.rstrip("/")
