@@ -71,7 +71,7 @@ def read_token(hub: HubConfig, name: str = "") -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise StepError(Reason.REPO_FORBIDDEN, f"the token file {path} cannot be read") from error
+        raise StepError(Reason.TOKEN_UNKNOWN, f"the token file {path} cannot be read by the worker") from error
 
 
 def wait_of(headers: Mapping[str, str]) -> float:

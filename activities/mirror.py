@@ -113,7 +113,7 @@ class Mirror:
 def hub_headers(hub: HubConfig, resolved: ResolvedModel, token_name: str) -> Mapping[str, str]:
     """What a source is told beside a file's URL. The token goes to the hub alone; a redirect to another host drops it.
 
-    Raises StepError: TOKEN_UNKNOWN, REPO_FORBIDDEN.
+    Raises StepError(TOKEN_UNKNOWN).
     """
     if not all(file.url.startswith(f"{hub.endpoint.rstrip('/')}/") for file in resolved.files):
         return {}

@@ -177,7 +177,8 @@ async def _resolve_store(ref: RepoRef, request: ResolveRequest) -> ResolvedModel
     try:
         stored = {one.path: one for one in await listed(base, MAX_FILES)}
     except StepError as error:
-        raise StepError(Reason.HUB_UNREACHABLE, error.failure.detail) from error
+        where = "address and credentials of a store are those in the worker's environment, such as AWS_ENDPOINT_URL"
+        raise StepError(Reason.HUB_UNREACHABLE, f"{error.failure.detail} ({where})") from error
     if single:
         stored = {path: stored[path] for path in shards_beside(name, stored) if path in stored}
     if not stored:

@@ -81,7 +81,9 @@ REASONS: dict[Reason, Meaning] = {
     Reason.REVISION_NOT_FOUND: Meaning("registry", False, "name a branch, a tag or a commit that the repo has"),
     Reason.REPO_FORBIDDEN: Meaning("registry", False, "ask for access to the repo and name a token that has it"),
     Reason.NO_WEIGHTS: Meaning("registry", False, "name a repo or file that holds GGUF or safetensors weights"),
-    Reason.TOKEN_UNKNOWN: Meaning("registry", False, "name the token's file in `hub.tokens` of server.yaml"),
+    Reason.TOKEN_UNKNOWN: Meaning(
+        "registry", False, "name the token's file, for the worker to read, in server.yaml's `hub`"
+    ),
     Reason.HUB_UNREACHABLE: Meaning("registry", True, "check the network of the worker, or serve a local `file:`"),
     Reason.HUB_BUSY: Meaning("registry", True, "wait as long as the hub asks, or name a token: it allows more"),
     Reason.WEIGHTS_UNREADABLE: Meaning("check", False, "replace the file: it is truncated or not a model"),

@@ -91,6 +91,7 @@ class ByName(Answers):
 
     @activity.defn(name=contract.CHECK_FIT)
     async def check_fit(self, request: CheckRequest) -> CheckResult:
+        self.calls.append(request.request.name or "")
         await self.at("check", request.request.name or "")
         return await super().check_fit(request)
 
@@ -136,6 +137,7 @@ async def test_every_reason_ends_its_job_at_its_step(cell: Cell) -> None:
             assert rows[step].detail == failure.line
             after = [row.state for row in status.steps[contract.STEPS.index(step) + 1 :]]
             assert set(after) <= {StepState.PENDING}
+        assert cell.answers.calls.count(name_of("check", Reason.GPU_COUNT)) == 1, "no GPU comes by asking again"
         models = (await cell.state()).models
         assert {name.partition(".")[0] for name in (model.spec.name for model in models.values())} <= {
             "placement",

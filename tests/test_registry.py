@@ -186,7 +186,7 @@ async def test_token_is_sent_where_configured_and_never_told(hub: Hub, tmp_path:
 
 async def test_token_file_that_cannot_be_read(hub: Hub, tmp_path: Path) -> None:
     reason, detail = await refusal("org/name:Q4_0", hub.url, tmp_path / "none")
-    assert (reason, detail) == (Reason.REPO_FORBIDDEN, f"the token file {tmp_path}/none cannot be read")
+    assert (reason, detail) == (Reason.TOKEN_UNKNOWN, f"the token file {tmp_path}/none cannot be read by the worker")
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,16 @@ async def test_a_model_in_a_store_is_resolved_and_mirrored(
         assert caught.value.failure.reason is reason
 
 
+async def test_a_store_that_is_a_source_says_where_its_credentials_come_from(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StepError) as caught:
+        await ActivityEnvironment().run(Registry(HubConfig()).resolve_model, ResolveRequest(repo="s3://bucket/m.gguf"))
+    assert caught.value.failure.reason is Reason.HUB_UNREACHABLE
+    assert "are those in the worker's environment, such as AWS_ENDPOINT_URL" in caught.value.failure.detail
+
+
 async def test_the_hub_away_a_store_tells_what_it_has(corner: str, mirror: Mirror, hub: Hub, tmp_path: Path) -> None:
     at = f"s3://bucket/{corner}"
     store = WeightStore(tmp_path / "weights", 0, WeightsConfig(hub_cache=None), secret=SECRET)

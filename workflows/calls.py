@@ -59,7 +59,10 @@ PASS_TIMEOUT = timedelta(minutes=5)
 """Of a pass: it never waits for what it starts, so one that lives this long is stuck, and Fleet goes on without it."""
 
 QUICK_RETRY = RetryPolicy(
-    initial_interval=timedelta(seconds=0.5), maximum_interval=timedelta(seconds=10), maximum_attempts=5
+    initial_interval=timedelta(seconds=0.5),
+    maximum_interval=timedelta(seconds=10),
+    maximum_attempts=5,
+    non_retryable_error_types=[Reason.GPU_COUNT.value],  # a node with more GPUs does not come within seconds
 )
 """For calls that mostly fail for good: about 8 s in all."""
 
@@ -80,8 +83,7 @@ HUB_WAIT_MAX_S = 1800.0
 """How long in all a job waits because a hub asks it to: hubs count requests in windows of minutes."""
 
 PREFLIGHT_WAIT_S = 60.0
-"""How long in all a job asks candidates that do not answer. A lease ends 10 s after its agent did and its node is lost
-20 s later: a node that is silent longer than both has an agent that lives and does not poll."""
+"""How long in all a job asks candidates that do not answer: as `NODE_QUEUE_WAIT`, and for the same reason."""
 
 NODE_QUEUE_WAIT = timedelta(seconds=60)
 """How long a call waits for its node. Without it a dead node is never noticed; the lease (10 s + 20 s) tells first
