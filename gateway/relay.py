@@ -19,9 +19,6 @@ from runtime.engine_keys import EngineAuth, EngineKeys
 
 CONNECT_S = 3.0
 """A node answers a connection within milliseconds; one that lost its power never does."""
-IDLE_S = 2.0
-"""A connection that was idle for longer is not used again. Engines close theirs after five seconds (llama.cpp, and
-uvicorn in vLLM and SGLang): a request that is sent just then is lost, and nobody can tell whether it was read."""
 SILENCE_S = 600.0
 """The wait that OpenAI's own clients allow: a long prompt without streaming is silent until its end."""
 
@@ -138,8 +135,11 @@ def relay_client(keys: EngineKeys) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         auth=EngineAuth(keys),
         timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
-        # The engines limit what runs at once, and queue; a second limit here would only hide their queue.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=IDLE_S),
+        # The engines limit what runs at once, and queue; a second limit here would only hide their queue. No connection
+        # is used twice: engines close them when it suits them (llama.cpp after each stream, whatever its Keep-Alive
+        # says; uvicorn after five idle seconds), and nobody can tell whether a request that was sent just then was
+        # read. A new one costs less than a millisecond.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         trust_env=False,
     )
 
