@@ -41,6 +41,7 @@ from fleet.state import Inventory
 from runtime import logs, metrics, temporal, tracing
 from runtime.config import AgentConfig, ConfigError, load
 from runtime.engine_keys import EngineKeys
+from runtime.heap import one_heap
 from runtime.peer_secret import read_secret
 from runtime.process import run_and_exit
 
@@ -59,6 +60,7 @@ MAX_ACTS = 100
 
 def main() -> int:
     """Run until a signal; the exit code."""
+    one_heap()
     parser = argparse.ArgumentParser(prog="agent", description="llmgw's agent: runs the engines of this node")
     parser.add_argument("--config", type=Path, required=True, help="agent.yaml")
     parser.add_argument(

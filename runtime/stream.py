@@ -12,8 +12,8 @@ SEGMENT = 4 * 1024**2
 """Bytes of one request: large enough that a round trip (10 ms to a hub) vanishes beside it on four connections."""
 CONNECTIONS = 4
 """Read ahead of one file."""
-BUFFERS = 8
-"""Of one fetch, so 32 MiB: two files at a time, four connections each."""
+BUFFERS = 5
+"""Of one fetch, so 20 MiB: four connections of one file and one of another."""
 
 
 class Buffers:

@@ -12,7 +12,7 @@ from tests.gateway_fakes import free_port
 from tests.system import System, system
 from tests.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("real_engine")]
+pytestmark = pytest.mark.usefixtures("real_engine")
 
 CLIENTS = 2
 REPLICAS = 3
