@@ -20,9 +20,10 @@ async def check(request: CheckRequest, step: Step) -> CheckResult:
     began = workflow.time()
     while True:
         checked = await calls.check_fit(request)
-        silent = [node for node in request.silent if node != checked.candidate]
-        waited = f"; {', '.join(silent)} did not answer" if silent else ""
-        step.say(checked.sentence + waited)
+        others = [node for node in request.silent if node != checked.candidate]
+        waited = f"; {', '.join(others)} did not answer" if others else ""
+        still = f"; {checked.candidate} does not answer: waiting for it or another node"
+        step.say(checked.sentence + waited + (still if checked.candidate in request.silent else ""))
         if not checked.candidate:
             return checked
         asked = PreflightRequest(engine=checked.engine, need=checked.need, weights=request.weights)
@@ -36,9 +37,7 @@ async def check(request: CheckRequest, step: Step) -> CheckResult:
             # Jobs that began before failed here at once, and their histories say so.
             if failure.reason is not Reason.NODE_UNREACHABLE or late or not workflow.patched("preflight-again"):
                 raise calls.failed(failure) from error
-            step.say(f"{checked.sentence}; {checked.candidate} does not answer: waiting for it or another node")
-            again = (*(node for node in request.silent if node != checked.candidate), checked.candidate)
-            request = request.model_copy(update={"silent": again})
+            request = request.model_copy(update={"silent": (*others, checked.candidate)})
             continue
         if found.failure is not None:
             raise calls.failed(found.failure)
