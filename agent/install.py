@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from agent.engines.adapter import MAX_LINE, Adapter
 from agent.install_progress import InstallProgress
+from agent.pip_settings import as_uv_reads
 from agent.spans import step
 from fleet.reasons import Reason, StepError
 from fleet.spec import Engine
@@ -34,19 +35,6 @@ _PASSED = re.compile(
     r"(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|SSL_CERT_\w+|UV_\w+|PIP_\w+|NETRC|XDG_\w+|(HTTPS?|ALL|NO)_PROXY)",
     re.IGNORECASE,
 )
-_FROM_PIP = {
-    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
-    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
-    "PIP_FIND_LINKS": "UV_FIND_LINKS",
-    "PIP_CERT": "SSL_CERT_FILE",
-    "PIP_NO_INDEX": "UV_NO_INDEX",
-    "PIP_TRUSTED_HOST": "UV_INSECURE_HOST",
-    "PIP_CONSTRAINT": "UV_CONSTRAINT",
-    "PIP_DEFAULT_TIMEOUT": "UV_HTTP_TIMEOUT",
-}
-"""uv does not read pip's variables; a node that is set up for pip means both."""
-_BY_COMMA = frozenset({"UV_FIND_LINKS"})
-"""Lists that uv divides by commas, where pip takes blanks."""
 
 
 class Installs:
@@ -120,7 +108,8 @@ class Installs:
         home = self._root / f"{self._name(engine)}-{secrets.token_hex(4)}"
         python = home / "bin" / "python"
         tool = uv.find_uv_bin()
-        install = [tool, "pip", "install", "--python", str(python)]
+        # compiled here once, or each of an engine's processes does it at the first start
+        install = [tool, "pip", "install", "--compile-bytecode", "--python", str(python)]
         if config.extra_index:
             # As pip does: the best version of all indexes. uv would look no further than the first that has the name,
             # and an index of GPU builds has old copies of much else.
@@ -208,13 +197,11 @@ class Installs:
 
 
 def install_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an installer gets of the agent's environment: the indexes and how to reach them."""
-    kept = {name: value for name, value in environ.items() if _PASSED.fullmatch(name)}
-    for pip, other in _FROM_PIP.items():
-        if pip in kept:
-            value = ",".join(kept[pip].split()) if other in _BY_COMMA else kept[pip]
-            kept.setdefault(other, value)
-    return kept
+    """What an installer gets of the agent's environment: the indexes and how to reach them.
+
+    pip's settings are among them, from its variables and files, where uv has none of its own. Raises StepError.
+    """
+    return {name: value for name, value in environ.items() if _PASSED.fullmatch(name)} | as_uv_reads(environ)
 
 
 async def _lines(process: asyncio.subprocess.Process, follow: Callable[[str], None]) -> str:

@@ -7,6 +7,7 @@ _BEGUN = re.compile(r"(?:Downloading|Building) (\S+)(?: \((.+)\))?$")
 _DONE = re.compile(r"(?:Downloaded|Built) (\S+)$")
 _PREPARED = re.compile(r"Prepared \d+ packages? in ")
 _INSTALLED = re.compile(r"Installed (\d+) packages? in ")
+_COMPILED = re.compile(r"Bytecode compiled (\d+) files? in ")
 
 
 class InstallProgress:
@@ -37,7 +38,10 @@ class InstallProgress:
             self._words = f"installing {_packages(self._all)}"
             return
         elif found := _INSTALLED.match(text):
-            self._words = f"installed {_packages(int(found[1]))}"
+            self._words = f"compiling {_packages(int(found[1]))}"
+            return
+        elif _COMPILED.match(text):
+            self._words = f"installed {_packages(self._all)}"
             return
         else:
             return

@@ -1,6 +1,7 @@
 """Engine installations for real, from a package made here: once, whole, and never a broken one."""
 
 import asyncio
+import os
 import sys
 import zipfile
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 from agent.engines import ADAPTERS
 from agent.install import Installs, install_environment, telling_line
 from agent.install_progress import InstallProgress
+from agent.pip_settings import as_uv_reads
 from fleet.reasons import Reason, StepError
 from fleet.spec import Engine
 from runtime.config import EngineConfig
@@ -25,6 +27,7 @@ def wheel(directory: Path, version: str, code: str = "") -> Path:
     info = f"tinyengine-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tinyengine.py", code)
+        archive.writestr("tinyengine_later.py", "")
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tinyengine\nVersion: {version}\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
@@ -56,6 +59,8 @@ async def test_two_starts_install_once_and_a_later_agent_not_again(tmp_path: Pat
     )
     assert pythons[0] == pythons[1]
     assert len([path for path in (tmp_path / "engines").iterdir() if path.is_dir()]) == 1
+    compiled = {path.name.partition(".")[0] for path in pythons[0].parent.parent.rglob("__pycache__/tinyengine*.pyc")}
+    assert compiled == {"tinyengine", "tinyengine_later"}, "so the first start need not"
     process = await asyncio.create_subprocess_exec(str(pythons[0]), "-c", "import tinyengine")
     assert await process.wait() == 0
     later = installs(tmp_path, EngineConfig(version="1.0"))
@@ -96,6 +101,7 @@ async def test_uv_finds_what_pip_is_set_up_for_and_tells_how_far_it_is(
         "resolving",
         "downloading 1 package",
         "installing 1 package",
+        "compiling 1 package",
         "installed 1 package",
         "trying it: import tinyengine",
     ]
@@ -113,7 +119,8 @@ def test_what_uv_says_in_a_few_words() -> None:
         (" Downloaded triton", "downloading 151 packages: 1 of 2 large ones done, now slow==1.0"),
         ("      Built slow==1.0", "downloading 151 packages: 2 of 2 large ones done"),
         ("Prepared 3 packages in 1.90s", "installing 151 packages"),
-        ("Installed 151 packages in 179ms", "installed 151 packages"),
+        ("Installed 151 packages in 179ms", "compiling 151 packages"),
+        ("Bytecode compiled 21000 files in 14.31s", "installed 151 packages"),
         (" + torch==2.13.0+cpu", "installed 151 packages"),
     ):
         progress.read(line)
@@ -193,6 +200,7 @@ async def test_what_cannot_be_offered(
 def test_an_installer_gets_the_indexes_and_nothing_else() -> None:
     environ = {
         "PATH": "/bin",
+        "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": "https://mirror.example/simple",
         "PIP_CERT": "/ca.pem",
         "PIP_FIND_LINKS": "/wheels  https://wheels.example",
@@ -203,6 +211,7 @@ def test_an_installer_gets_the_indexes_and_nothing_else() -> None:
     }
     assert install_environment(environ) == {
         "PATH": "/bin",
+        "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": "https://mirror.example/simple",
         "PIP_CERT": "/ca.pem",
         "PIP_FIND_LINKS": "/wheels  https://wheels.example",
@@ -212,7 +221,59 @@ def test_an_installer_gets_the_indexes_and_nothing_else() -> None:
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",
         "SSL_CERT_FILE": "/ca.pem",
     }
-    assert install_environment({**environ, "UV_DEFAULT_INDEX": "https://own"})["UV_DEFAULT_INDEX"] == "https://own"
+
+
+PIP = {"PIP_INDEX_URL": "https://v", "PIP_EXTRA_INDEX_URL": "https://w"}
+BEST = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "made"),
+    [
+        ({}, {}, {}),
+        (PIP, {}, {"UV_DEFAULT_INDEX": "https://v", "UV_INDEX": "https://w", **BEST}),
+        ({**PIP, "UV_INDEX_URL": "https://own"}, {}, {"UV_INDEX": "https://w", **BEST}),
+        ({**PIP, "UV_DEFAULT_INDEX": "https://own", "UV_EXTRA_INDEX_URL": "https://own"}, {}, {}),
+        ({}, {".config/pip/pip.conf": "[global]\nindex-url = https://f\ncert = /ca.pem\n"},
+         {"UV_DEFAULT_INDEX": "https://f", "SSL_CERT_FILE": "/ca.pem"}),
+        (PIP, {".config/pip/pip.conf": "[global]\nindex-url = https://f\n"},
+         {"UV_DEFAULT_INDEX": "https://v", "UV_INDEX": "https://w", **BEST}),
+        ({}, {".pip/pip.conf": "[global]\nindex_url = https://old\n[install]\nfind-links =\n  /a\n  /b\n",
+              ".config/pip/pip.conf": "[install]\nindex-url = https://f\nno-index = true\n"},
+         {"UV_DEFAULT_INDEX": "https://f", "UV_FIND_LINKS": "/a,/b", "UV_NO_INDEX": "true"}),
+        ({}, {".config/pip/pip.conf": "[global]\ntrusted-host = a b\ntimeout = 60\n[list]\nindex-url = https://l\n"},
+         {"UV_INSECURE_HOST": "a b", "UV_HTTP_TIMEOUT": "60"}),
+        ({"PIP_CONFIG_FILE": os.devnull}, {".config/pip/pip.conf": "[global]\nindex-url = https://f\n"}, {}),
+        ({}, {".config/pip/pip.conf": "[global]\nindex-url = https://f\n", ".config/uv/uv.toml": ""}, {}),
+    ],
+)  # fmt: skip
+def test_what_pip_is_set_up_for_reaches_uv(
+    tmp_path: Path, environ: dict[str, str], files: dict[str, str], made: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = as_uv_reads({"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "none"), **environ})
+    assert {name: value for name, value in found.items() if name not in of_this_machine() or name in made} == made
+
+
+def of_this_machine() -> set[str]:
+    """What its own /etc/pip.conf says, which no variable can hide."""
+    return set(as_uv_reads({"XDG_CONFIG_DIRS": "/none"}))
+
+
+def test_a_file_that_a_variable_names_stands_in_for_the_users_and_a_broken_one_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".pip").mkdir()
+    (tmp_path / ".pip" / "pip.conf").write_text("[global]\nfind-links = /users\n")
+    named = tmp_path / "named.conf"
+    named.write_text("[global]\nindex-url = https://named\n")
+    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": str(named)}
+    found = as_uv_reads(environ)
+    assert (found["UV_DEFAULT_INDEX"], found.get("UV_FIND_LINKS")) == ("https://named", None)
+    named.write_text("index-url = https://named\n")
+    with pytest.raises(StepError, match=r"pip's settings in .*named.conf cannot be read: ") as caught:
+        install_environment(environ)
+    assert caught.value.failure.reason is Reason.INSTALL_FAILED
 
 
 @pytest.mark.parametrize(
