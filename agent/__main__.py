@@ -139,7 +139,13 @@ def compose(
     )
     peers = PeerServer(weights.offers, secret)
     installs = Installs(layout.engines, config.engines, ADAPTERS)
-    endings = Endings(ledger, supervisor, machine.gpus, lambda: membership.measure_again())
+    endings = Endings(
+        ledger,
+        supervisor,
+        machine.gpus,
+        lambda: membership.measure_again(),
+        release_wait_s=config.release_s,
+    )
     watch = Watch(
         config.node, ledger, supervisor, endings, probe, ADAPTERS, outbox.put, hung_after_s=config.hung_after_s
     )

@@ -23,8 +23,6 @@ from fleet.state import CPU
 
 logger = logging.getLogger(__name__)
 
-RELEASE_WAIT_S = 30.0
-"""From the last process's end to free GPU memory: a driver that frees 80 GiB needs a second or two."""
 RELEASE_POLL_S = 0.2
 AGAIN_S = 2.0
 """Between looks at what would not go."""
@@ -49,7 +47,7 @@ class Endings:
         gpus: Gpus,
         changed: Callable[[], None],
         *,
-        release_wait_s: float = RELEASE_WAIT_S,
+        release_wait_s: float,
     ) -> None:
         """`changed` is told when the quarantine begins, changes or ends."""
         self._ledger = ledger

@@ -48,7 +48,7 @@ class Entry(Record):
     """None from just before the launch until its pids are known."""
     ready: bool = False
     members: tuple[Mark, ...] = ()
-    """Its processes when it became ready: whose GPU memory must be back at its end, also if it dies by itself."""
+    """Its processes as far as they were seen: whose GPU memory must be back at its end, also if it dies by itself."""
     lead: str = ""
     """Of a shard of a gang that opens no port: where rank 0's engine answers for all."""
     failure: Failure | None = None

@@ -43,6 +43,8 @@ BYTES = counter(FETCHED)
 
 READY_POLL_S = 0.075
 """Small models are ready within half a second; a look costs the engine a millisecond."""
+MEMBERS_S = 1.0
+"""Between looks at the processes of an engine that starts on GPUs; one takes some 20 ms of a core."""
 
 
 @dataclass
@@ -160,13 +162,15 @@ class Starter:
         path = self.adapters[entry.engine].health_path
         endpoint = entry.lead or entry.endpoint
         deadline = time.monotonic() + deadline_s
-        polls = 0
+        polls, looked = 0, -math.inf
         with step("wait for engine", {"llmgw.port": entry.port}) as span:
             try:
                 while True:
                     polls += 1
                     answer = await self.probe.health(endpoint, path)
                     self._raise_if_ended(entry)
+                    if _on_gpus(entry) and time.monotonic() - looked >= MEMBERS_S:
+                        entry, looked = self._with_members(entry), time.monotonic()
                     if answer.health is Health.SERVING and (entry.lead or self._listens(entry)):
                         break
                     if time.monotonic() >= deadline:
@@ -177,12 +181,20 @@ class Starter:
                     await asyncio.sleep(READY_POLL_S)
             finally:
                 span.set_attribute("llmgw.polls", polls)
-            members = self.supervisor.members(entry.process) if entry.process is not None else set()
-            ready = entry.model_copy(
-                update={"ready": True, "members": tuple(sorted(members, key=lambda member: member.pid))}
-            )
+            ready = self._with_members(entry).model_copy(update={"ready": True})
             self.ledger.put(ready)
             return ready
+
+    def _with_members(self, entry: Entry) -> Entry:
+        """With the processes it has now beside those it had: should it die, their GPU memory must be back too."""
+        if entry.process is None:
+            return entry
+        members = {*entry.members, *self.supervisor.members(entry.process)}
+        if members == set(entry.members):
+            return entry
+        found = entry.model_copy(update={"members": tuple(sorted(members, key=lambda member: member.pid))})
+        self.ledger.put(found)
+        return found
 
     async def _checked_memory(self, request: StartShard) -> tuple[Gpu, ...]:
         with step("check memory"):
@@ -299,6 +311,10 @@ class Starter:
             if any(one.status == psutil.CONN_LISTEN and one.laddr.port == entry.port for one in sockets):
                 return True
         return False
+
+
+def _on_gpus(entry: Entry) -> bool:
+    return any(share.uuid != CPU for share in entry.devices)
 
 
 def _taken(gpu: Gpu) -> str:

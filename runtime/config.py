@@ -248,6 +248,9 @@ class AgentConfig(Section):
     """Whether engines may run Python that came with a model, where the model asks for it too."""
     hung_after_s: Annotated[float, Field(ge=1)] = 300.0
     """An engine that has requests and shows no progress for so long hangs, whatever its health says."""
+    release_s: Annotated[float, Field(gt=0, le=60)] = 30.0
+    """From the end of an engine's processes to free GPU memory: a driver that frees 80 GiB needs a second or two. The
+    fleet waits two minutes for the answer to a stop, of which this is a part."""
     interface: str = ""
     """The network interface on which the engines of a gang talk; found by `address` where it is not given."""
     rendezvous_s: Annotated[float, Field(ge=1)] = 60.0

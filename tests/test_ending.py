@@ -17,9 +17,11 @@ from agent.gpus import Gpu, Holder
 from agent.machine import ThisMachine
 from agent.probe import Probe
 from agent.recovery import recover, reported
+from fleet.reasons import StepError
 from fleet.state import CPU, DeviceShare
 from tests.fake_engines.acts import assert_nothing_left, start, stop
 from tests.fake_engines.node import FakeNode
+from tests.freezer import frozen_group
 from tests.waiting import until
 
 GIB = 1024**3
@@ -135,21 +137,31 @@ async def test_an_engine_that_ends_by_itself_is_reported_also_where_its_memory_s
     assert f"pid {pid}" in node.endings.quarantine()
 
 
-FREEZER = Path("/sys/fs/cgroup/freezer")
+async def test_memory_of_a_child_of_an_engine_that_dies_before_it_serves_is_waited_for(
+    node: FakeNode, gpus: Gpus, tmp_path: Path
+) -> None:
+    starting = asyncio.create_task(start_on_gpu(node, "slow=60", f"loner={tmp_path}/loner"))
+
+    def seen() -> int:
+        members = {member.pid for entry in node.ledger.entries() for member in entry.members}
+        loner = int((tmp_path / "loner").read_text()) if members and (tmp_path / "loner").exists() else 0
+        return loner if loner in members else 0
+
+    loner = await until(seen, 20)
+    gpus.holders = {"GPU-0": (Holder(loner, 40 * GIB),)}
+    (entry,) = node.ledger.entries()
+    assert entry.process is not None
+    os.kill(entry.process.engine.pid, signal.SIGKILL)
+    with pytest.raises(StepError, match="killed by signal 9"):
+        await starting
+    assert node.endings.quarantine() == f"pid {loner} (gone) of tiny-0 still holds 40 GiB on GPU-0 0 s after its end"
+    assert_nothing_left(node)
 
 
 @pytest.fixture
 def frozen() -> Iterator[Path]:
-    """A group whose processes cannot even be killed: such as those a driver does not let go."""
-    group = FREEZER / f"llmgw-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("this machine has no freezer of version 1 that we may use")
-    (group / "freezer.state").write_text("FROZEN")
-    yield group
-    (group / "freezer.state").write_text("THAWED")
-    group.rmdir()
+    with frozen_group() as group:
+        yield group
 
 
 async def test_a_process_that_outlives_kill_is_held_against_the_node_and_ended_when_it_can_be(
