@@ -255,6 +255,21 @@ class NodeInput(Record):
     """Whether its lease is to be opened again at once."""
 
 
+class ShardHealth(StrEnum):
+    """How a shard that served is now."""
+
+    EXITED = "exited"
+    UNHEALTHY = "unhealthy"
+
+
+class ShardChange(Record):
+    """One shard's change, as its agent saw it."""
+
+    shard: ShardRef
+    health: ShardHealth
+    failure: Failure
+
+
 class RunningShard(Record):
     """A shard that runs on the node when its agent joins."""
 
@@ -271,6 +286,8 @@ class JoinRequest(Record):
     incarnation: str
     inventory: Inventory
     shards: tuple[RunningShard, ...] = ()
+    changes: tuple[ShardChange, ...] = ()
+    """What ended while no agent was there, or since, and was not reported yet; it is reported all the same."""
     machine: str = ""
     """Tells two machines with one node name apart: while one holds the lease the other is refused."""
     highest_generation: int = 0
@@ -286,21 +303,6 @@ class JoinAnswer(Record):
     claimed: tuple[ShardRef, ...]
     returned: bool = True
     """Whether the agent comes back: until this join another process held the lease, or nobody."""
-
-
-class ShardHealth(StrEnum):
-    """How a shard that served is now."""
-
-    EXITED = "exited"
-    UNHEALTHY = "unhealthy"
-
-
-class ShardChange(Record):
-    """One shard's change, as its agent saw it."""
-
-    shard: ShardRef
-    health: ShardHealth
-    failure: Failure
 
 
 class Report(Record):

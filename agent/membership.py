@@ -197,6 +197,7 @@ class Membership:
                 incarnation=self._incarnation,
                 inventory=inventory,
                 shards=self._running(),
+                changes=self._outbox.pending(),
                 machine=self._machine,
                 highest_generation=self._ledger.highest_generation(),
                 cell=self._config.cell,

@@ -79,7 +79,8 @@ def main(arguments: list[str]) -> int:
     pump.start()
     for number in mask:
         signal.signal(number, lambda received, _: pass_on(engine.pid, received))
-    write(f"{stem}.pid", {"shim": identity(os.getpid()), "engine": identity(engine.pid), "cgroups": cgroups})
+    pids = {"shim": identity(os.getpid()), "engine": identity(engine.pid)}
+    write(f"{stem}.pid", {**pids, "boot_id": boot_id(), "cgroups": cgroups})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, mask)
     status = wait_for(engine.pid)
     end_rest()
@@ -175,6 +176,11 @@ def identity(pid: int) -> dict[str, int]:
     """The pid with its start time in clock ticks since boot: field 22 of its stat, the name may hold blanks."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return {"pid": pid, "start_ticks": int(fields[19])}
+
+
+def boot_id() -> str:
+    """Differs after each boot of this machine, where the same pids and start times may come again."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def wait_for(engine: int) -> int:

@@ -4,7 +4,7 @@ Each launch has its files in `<data>/logs/<replica>.<rank>/`, named `<generation
 
     7-1.log    standard output and error of the engine, from the beginning
     7-1.log.N  the same from byte N on, where it is long; the shim keeps the beginning and the end
-    7-1.pid    JSON: pid and start time of the shim and of the engine, and their control groups
+    7-1.pid    JSON: pid and start time of the shim and of the engine, the boot's id, and their control groups
     7-1.exit   JSON: exit code or signal, written by the shim when the engine ended
     latest     a link to what the newest launch writes now
 """
@@ -186,6 +186,8 @@ class Supervisor:
         """The launch that wrote its pids for this name on this boot, whether it still runs or not."""
         try:
             said = json.loads(Path(f"{stem}.pid").read_text(encoding="utf-8"))
+            if said.get("boot_id", self._boot) != self._boot:  # a shim of an older llmgw wrote none
+                return None
             shim, engine = (Mark(**said[name], boot_id=self._boot) for name in ("shim", "engine"))
             return EngineProcess(stem=stem, shim=shim, engine=engine, cgroups=tuple(said.get("cgroups", ())))
         except (OSError, ValueError, KeyError, TypeError):

@@ -87,6 +87,8 @@ class LightNode:
             disk_free=50 * GIB,
         )
         self.running: dict[ShardRef, RunningShard] = {}
+        self.ended: tuple[ShardChange, ...] = ()
+        """What its join says of engines that ended before."""
         self.prepared: list[StartShard] = []
         self.reserved: list[ReservePort] = []
         self.started: list[StartShard] = []
@@ -133,6 +135,7 @@ class LightNode:
                 incarnation=self.incarnation,
                 inventory=self.inventory,
                 shards=tuple(self.running.values()),
+                changes=self.ended,
                 machine=self.machine,
             ),
             start_workflow_operation=WithStartWorkflowOperation(

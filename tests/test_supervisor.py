@@ -1,5 +1,6 @@
 """Engine processes for real: started, found, ended with everything they started, and how they ended."""
 
+import json
 import os
 import signal
 import sys
@@ -162,6 +163,17 @@ async def test_a_pid_of_another_process_is_never_hit(supervisor: Supervisor) -> 
     await supervisor.stop(gone, 5)
     assert supervisor.ended(gone) == ExitStatus(note="the machine was restarted")
     assert supervisor.runs(process)
+
+
+async def test_a_launch_before_a_restart_of_the_machine_is_not_found(supervisor: Supervisor) -> None:
+    process = await fake(supervisor)
+    file = Path(f"{process.stem}.pid")
+    said = json.loads(file.read_text())
+    assert said["boot_id"] == boot_id()
+    file.write_text(json.dumps({**said, "boot_id": "an earlier boot"}))
+    assert supervisor.find(process.stem) is None, "its pids may be those of others now"
+    file.write_text(json.dumps({name: value for name, value in said.items() if name != "boot_id"}))
+    assert supervisor.find(process.stem) == process, "as a shim wrote it that knew of no boots"
 
 
 async def test_running_launches_are_found_without_a_ledger(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from activities.contract import (
     ScaleArg,
     StepState,
 )
-from activities.node_contract import ShardRef, StartShard
+from activities.node_contract import ShardChange, ShardHealth, ShardRef, StartShard
 from fleet.reasons import Failure, Reason, StepError
 from fleet.state import NodeState, Policy, ReplicaState, RestartPolicy
 from tests.control import Answers, Cell, control_plane
@@ -274,6 +274,23 @@ async def test_after_a_reboot_what_ran_is_started_again(cell: Cell) -> None:
         again = await cell.replica("tiny-0", ReplicaState.SERVING, generation=1)
         assert again.nodes == (second.name,)
         assert [start.shard.generation for start in second.started] == [again.generation]
+        assert again.failure is not None
+        assert again.failure.detail == "it does not run any more on the returning node"
+
+
+async def test_why_an_engine_ended_while_no_agent_was_there_is_told_by_the_next(cell: Cell) -> None:
+    async with cell.node("n1") as first:
+        await first.join()
+        await cell.run(SERVE)
+        (shard,) = first.running
+    async with cell.node("n1") as second:
+        cause = Failure(reason=Reason.OUT_OF_MEMORY, detail="no memory", node=second.name)
+        second.ended = (ShardChange(shard=shard, health=ShardHealth.EXITED, failure=cause),)
+        await second.join()
+        again = await cell.replica("tiny-0", ReplicaState.SERVING, generation=1)
+        assert again.failure == cause
+        await second.report_exit(shard, cause)  # as its agent does all the same: it changes nothing
+        assert (await cell.state()).replicas["tiny-0"] == again
 
 
 async def test_a_silent_node_is_lost_and_its_replica_goes_elsewhere(cell: Cell) -> None:

@@ -19,6 +19,7 @@ from activities.node_contract import (
     Reported,
     ShardChange,
     ShardHealth,
+    ShardRef,
 )
 from fleet.facts import ReplicaEvent
 from fleet.measures import contradiction
@@ -184,7 +185,9 @@ class Node:
         self._wanted = True
         running = {shard.shard for shard in request.shards}
         claimed = tuple(claim.shard for claim in welcome.claims if claim.shard in running)
-        await self._tell_missing([claim for claim in welcome.claims if claim.shard not in running])
+        missing = [claim for claim in welcome.claims if claim.shard not in running]
+        ended = {change.shard: change for change in request.changes if change.health is ShardHealth.EXITED}
+        await self._tell_missing(missing, ended)
         return JoinAnswer(claimed=claimed, returned=returned)
 
     @join.validator
@@ -251,14 +254,15 @@ class Node:
                 non_retryable=True,
             )
 
-    async def _tell_missing(self, claims: list[Claim]) -> None:
-        """What should run and does not: a reboot, or an engine that died while nobody looked."""
+    async def _tell_missing(self, claims: list[Claim], ended: dict[ShardRef, ShardChange]) -> None:
+        """What should run and does not: a reboot, or an engine that died while nobody looked; `ended` says why."""
         for claim in claims:
             if claim.state in READY_STATES:
                 failure = Failure(
                     reason=Reason.ENGINE_GONE, detail="it does not run any more on the returning node", node=self._node
                 )
-                await self._pass_on(ShardChange(shard=claim.shard, health=ShardHealth.EXITED, failure=failure))
+                unseen = ShardChange(shard=claim.shard, health=ShardHealth.EXITED, failure=failure)
+                await self._pass_on(ended.get(claim.shard, unseen))
 
     async def _pass_on(self, change: ShardChange) -> None:
         replica = replica_id(change.shard.replica, self._input.cell)
