@@ -1,8 +1,11 @@
 """Dev servers of one test's own: with settings the shared one must not have, or to be frozen."""
 
+import asyncio
 import contextlib
 import json
+import subprocess
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import psutil
 from temporalio.client import Client
@@ -11,6 +14,7 @@ from temporalio.testing import WorkflowEnvironment
 from activities import contract
 from runtime.temporal import llmgw_plugin, register_search_attributes
 from tests.conftest import SERVER_ARGS, temporal_binary
+from tests.waiting import until
 
 
 @contextlib.contextmanager
@@ -53,3 +57,50 @@ async def own_server(**settings: int) -> AsyncIterator[WorkflowEnvironment]:
     async with environment:
         await register_search_attributes(environment.client, contract.SEARCH_ATTRIBUTES)
         yield environment
+
+
+class KeptServer:
+    """A dev server that keeps what it knows in a file: one that was killed comes back at its address, and goes on."""
+
+    def __init__(self, home: Path, port: int) -> None:
+        self.address = f"127.0.0.1:{port}"
+        self._log = home / "temporal.log"
+        self._command = [
+            *(str(temporal_binary()), "server", "start-dev", "--ip", "127.0.0.1", "--port", str(port), "--headless"),
+            *("--db-filename", str(home / "temporal.db"), "--log-level", "warn", *SERVER_ARGS),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """It answers some time later."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    async def kill(self) -> None:
+        """As by a power cut; nothing is left of the process."""
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+            self._process = None
+
+    async def client(self) -> Client:
+        """Connected, once it answers."""
+
+        async def connected() -> Client | None:
+            with contextlib.suppress(RuntimeError):  # what the SDK says of a server that does not answer yet
+                return await Client.connect(self.address, plugins=[llmgw_plugin()])
+            return None
+
+        return await until(connected, 60)
+
+
+@contextlib.asynccontextmanager
+async def kept_server(home: Path, port: int) -> AsyncIterator[KeptServer]:
+    """Start one; it is killed afterwards."""
+    home.mkdir(parents=True, exist_ok=True)
+    made = KeptServer(home, port)
+    made.start()
+    try:
+        yield made
+    finally:
+        await made.kill()

@@ -32,10 +32,10 @@ from tests.waiting import until
 class System:
     """One directory, one server, and the processes started in it; `close` ends them all."""
 
-    def __init__(self, home: Path, environment: WorkflowEnvironment) -> None:
+    def __init__(self, home: Path, client: Client) -> None:
         self.home = home
-        self.client: Client = environment.client
-        self.address = environment.client.service_client.config.target_host
+        self.client = client
+        self.address = client.service_client.config.target_host
         self.model = Path(os.environ[MODEL])
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.fleet: WorkflowHandle[Any, Any] = self.client.get_workflow_handle(contract.fleet_id("main"))
@@ -231,9 +231,15 @@ async def system(home: Path, *server: str) -> AsyncIterator[System]:
         dev_server_extra_args=[*SERVER_ARGS, *server],
         plugins=[llmgw_plugin()],
     )
-    async with environment:
-        made = System(home, environment)
-        try:
-            yield made
-        finally:
-            await asyncio.to_thread(made.close)
+    async with environment, parts(home, environment.client) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def parts(home: Path, client: Client) -> AsyncIterator[System]:
+    """The same on a server that is there; it stays."""
+    made = System(home, client)
+    try:
+        yield made
+    finally:
+        await asyncio.to_thread(made.close)
