@@ -7,12 +7,16 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-NETWORK = "10.213.7"
-"""Of the private ranges; nobody needs it but while a test runs."""
+from filelock import FileLock, Timeout
+
+RANGE = "10.213"
+"""Of the private ranges; nobody needs it but while a test runs. Each network takes 256 addresses of it."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,15 @@ def network(count: int) -> Iterator[Network]:
     """So many namespaces; all is gone afterwards, what runs in them excepted."""
     mark = uuid.uuid4().hex[:6]
     bridge = f"llmgw{mark}"
-    made = tuple(
-        Namespace(name=f"llmgw-{mark}-{number}", address=f"{NETWORK}.{number + 2}", link=f"lg{mark}-{number}")
-        for number in range(count)
-    )
     with contextlib.ExitStack() as stack:
+        net = stack.enter_context(_addresses())
+        made = tuple(
+            Namespace(name=f"llmgw-{mark}-{number}", address=f"{net}.{number + 2}", link=f"lg{mark}-{number}")
+            for number in range(count)
+        )
         _ip("link", "add", bridge, "type", "bridge")
         stack.callback(_ip, "link", "del", bridge)
-        _ip("address", "add", f"{NETWORK}.1/24", "dev", bridge)
+        _ip("address", "add", f"{net}.1/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for one in made:
             _ip("netns", "add", one.name)
@@ -75,7 +80,30 @@ def network(count: int) -> Iterator[Network]:
                 ("link", "set", "lo", "up"),
             ):
                 _ip("-netns", one.name, *arguments)
-        yield Network(host=f"{NETWORK}.1", namespaces=made)
+        yield Network(host=f"{net}.1", namespaces=made)
+
+
+@contextlib.contextmanager
+def _addresses() -> Iterator[str]:
+    """The first three numbers of addresses that no other test of this machine has now."""
+    for number in range(256):
+        lock = FileLock(Path(tempfile.gettempdir()) / f"llmgw-test-net-{number}.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            continue
+        try:
+            yield f"{RANGE}.{number}"
+        finally:
+            lock.release()
+        return
+    raise AssertionError("no network is free")
+
+
+def cut(one: Namespace, *others: Namespace, off: bool = True) -> None:
+    """Let these not reach each other, though each still reaches this host; with `off` False they do again."""
+    for namespace in (one, *others):
+        _ip("link", "set", "dev", namespace.link, "type", "bridge_slave", "isolated", "on" if off else "off")
 
 
 @contextlib.asynccontextmanager

@@ -6,8 +6,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError
 
+from activities import contract
 from activities.contract import QUERY_ROUTES, Routes
 from activities.node_contract import ShardRef, StartShard
 from fleet.reasons import Failure, Reason, StepError
@@ -37,12 +39,24 @@ async def nodes(cell: Cell) -> AsyncIterator[list[LightNode]]:
         yield made
 
 
-def fails(reason: Reason, detail: str, *, after_s: float = 0.0) -> Start:
+def fails(reason: Reason, detail: str, *, after: Callable[[], Awaitable[None]] | None = None) -> Start:
     async def start(request: StartShard) -> None:
-        await asyncio.sleep(after_s)
+        if after is not None:
+            await after()
         raise StepError(reason, detail)
 
     return start
+
+
+async def heard(cell: Cell, event: EventType.ValueType) -> None:
+    """Wait until the replica's workflow was told of such an event, and has decided what follows from it."""
+
+    async def decided() -> bool:
+        handle = cell.client.get_workflow_handle(contract.replica_id("tiny-0", cell.name))
+        kinds = [one.event_type for one in (await handle.fetch_history()).events]
+        return event in kinds and EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED in kinds[kinds.index(event) :]
+
+    await until(decided, 30.0)
 
 
 async def for_ever(request: StartShard) -> None:
@@ -75,7 +89,7 @@ def whole(nodes: list[LightNode], generation: int) -> bool:
 
 async def test_all_shards_start_together_and_end_together(cell: Cell, nodes: list[LightNode]) -> None:
     async def prepare_late(request: StartShard) -> None:
-        await asyncio.sleep(0.5)
+        await heard(cell, EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED)  # that the other is prepared
         assert nodes[0].started == [], "no engine starts before every node has what it needs"
 
     nodes[1].prepare = prepare_late
@@ -115,7 +129,11 @@ async def test_one_that_fails_ends_the_start_of_all(cell: Cell, nodes: list[Ligh
 
 async def test_the_cause_is_told_though_its_echo_comes_first(cell: Cell, nodes: list[LightNode]) -> None:
     nodes[0].start = fails(Reason.RENDEZVOUS, "a peer closed the connection")
-    nodes[1].start = fails(Reason.BAD_FLAG, "bad flag", after_s=1.0)
+
+    async def told() -> None:
+        await heard(cell, EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED)
+
+    nodes[1].start = fails(Reason.BAD_FLAG, "bad flag", after=told)
     await cell.start(SERVE)
     failure = await given_up(cell)
     assert (failure.reason, failure.detail, failure.node) == (Reason.BAD_FLAG, "bad flag", nodes[1].name)

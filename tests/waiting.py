@@ -10,6 +10,14 @@ T = TypeVar("T")
 POLL_S = 0.02
 
 
+async def throughout(seconds: float, look: Callable[[], None]) -> None:
+    """Look for so long, where what is tested is that something does not come; `look` asserts it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        look()
+        await asyncio.sleep(POLL_S / 2)
+
+
 @overload
 async def until(condition: Callable[[], Awaitable[T | None]], timeout: float = 10.0) -> T: ...
 @overload
