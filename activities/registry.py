@@ -28,6 +28,10 @@ AWAY = frozenset({Reason.HUB_UNREACHABLE, Reason.HUB_BUSY})
 """Why the hub may not have answered, although it knows the repo."""
 
 
+AWAY_AFTER = 2
+"""Attempts that end so: a single answer of 500 must not bring yesterday's commit. Each may take 20 s of silence."""
+
+
 class Registry:
     """Looks models up: on a hub, in this machine's files, or at a URL."""
 
@@ -63,7 +67,8 @@ class Registry:
         try:
             commit, files = await in_thread(look_up, self._hub, ref, request.token)
         except StepError as error:
-            if self._elsewhere is None or error.failure.reason not in AWAY:
+            passing = not error.failure.retry_after_s and activity.info().attempt < AWAY_AFTER
+            if self._elsewhere is None or error.failure.reason not in AWAY or passing:
                 raise
             return await self._elsewhere.find(asked, ref, request, error)
         resolved = _resolved(ref, commit, files, request)

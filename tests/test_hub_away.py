@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from activities.check import Check
 from activities.contract import CheckRepoRequest, CheckResult, MirrorRequest, MirrorResult, ResolveRequest
 from activities.elsewhere import Elsewhere
 from activities.mirror import Mirror
-from activities.registry import Registry
+from activities.registry import AWAY_AFTER, Registry
 from activities.resolutions import DIRECTORY, Resolutions
 from agent.peers import PeerServer
 from agent.weights import WeightStore
@@ -57,7 +58,9 @@ class Site:
 
         elsewhere = Elsewhere(Resolutions(self.mirror.address), of, SECRET if secret else "")
         request = ResolveRequest(repo=repo)
-        found: ResolvedModel = await ActivityEnvironment().run(Registry(self.config, elsewhere).resolve_model, request)
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, attempt=AWAY_AFTER)
+        found: ResolvedModel = await environment.run(Registry(self.config, elsewhere).resolve_model, request)
         return found
 
     async def fill(self, resolved: ResolvedModel) -> MirrorResult:

@@ -4,6 +4,7 @@ import os
 import pwd
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from activities.contract import MirrorRequest, ResolveRequest
 from activities.elsewhere import Elsewhere
 from activities.hub import wait_of
 from activities.mirror import Mirror
-from activities.registry import Registry
+from activities.registry import AWAY_AFTER, Registry
 from activities.resolutions import Resolutions
 from fleet.reasons import Failure, Reason, StepError
 from fleet.spec import Engine, Format, ResolvedModel
@@ -47,11 +48,14 @@ async def resolve(
     repo: str, endpoint: str = NOWHERE, token_file: Path | None = None, *, mirror: Path | None = None, **more: Any
 ) -> ResolvedModel:
     config = HubConfig(endpoint=endpoint, token_file=token_file, tokens=more.pop("tokens", {}))
+    attempt = more.pop("attempt", AWAY_AFTER)
     with tempfile.TemporaryDirectory() as directory:
         kept = Resolutions((mirror or Path(directory)).as_uri())
         registry = Registry(config, Elsewhere(kept, no_fleet))
         request = ResolveRequest(repo=repo, **more)
-        found: ResolvedModel = await ActivityEnvironment().run(registry.resolve_model, request)
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, attempt=attempt)
+        found: ResolvedModel = await environment.run(registry.resolve_model, request)
     return found
 
 
@@ -290,6 +294,10 @@ async def test_away_but_mirrored_goes_on_and_says_so(hub: Hub, tmp_path: Path) -
     assert again.model_copy(update={"note": ""}) == first
     assert again.note.startswith(f"{hub.url} answers 500 for org/name: the mirror has it as it was on 20")
     assert (await refusal("org/name:Q8_0", hub.url, mirror=tmp_path))[0] is Reason.HUB_UNREACHABLE
+    passing = await refusal("org/name:Q4_0", hub.url, mirror=tmp_path, attempt=1)
+    assert passing[0] is Reason.HUB_UNREACHABLE, "it may pass: the hub is asked once more"
+    hub.faults.insert(0, Fault("api", status=429, headers={"Retry-After": "17"}))
+    assert "the mirror has it" in (await resolve("org/name:Q4_0", hub.url, mirror=tmp_path, attempt=1)).note
     for kept in (tmp_path / ".resolved").iterdir():
         kept.write_text("{")
     assert (await refusal("org/name:Q4_0", hub.url, mirror=tmp_path))[0] is Reason.HUB_UNREACHABLE

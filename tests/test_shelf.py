@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from activities.check import mirrored_shape
 from activities.contract import MirrorRequest, MirrorResult, ResolveRequest
 from activities.elsewhere import Elsewhere
 from activities.mirror import Mirror
-from activities.registry import Registry
+from activities.registry import AWAY_AFTER, Registry
 from activities.resolutions import DIRECTORY, Resolutions
 from agent.peers import PeerServer
 from agent.weights import WeightStore
@@ -289,7 +290,9 @@ async def test_the_hub_away_a_store_tells_what_it_has(corner: str, mirror: Mirro
     hub.files = {"m.gguf": DATA["m-2.gguf"]}
 
     async def resolve() -> ResolvedModel:
-        found: ResolvedModel = await ActivityEnvironment().run(registry.resolve_model, ResolveRequest(repo="org/name"))
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, attempt=AWAY_AFTER)
+        found: ResolvedModel = await environment.run(registry.resolve_model, ResolveRequest(repo="org/name"))
         return found
 
     try:
