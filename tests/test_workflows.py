@@ -100,7 +100,7 @@ async def test_the_same_serve_twice_is_one_model(cell: Cell) -> None:
         ({"kind": "remove"}, "name: a remove job needs the name of a model"),
         ({}, 'repo: Field required, such as {"repo": "file:/models/model.gguf"}'),
         (None, 'repo: Field required, such as {"repo": "file:/models/model.gguf"}'),
-        ({"repo": "ftp://x/y"}, "repo: "),
+        ({"repo": "ftp://x/y"}, "repo 'ftp://x/y' is no repo"),
     ],
 )
 async def test_a_wrong_input_fails_at_once_and_names_the_field(cell: Cell, given: Any, message: str) -> None:

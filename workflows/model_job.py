@@ -140,7 +140,7 @@ class ModelJob:
         try:
             self._name = request.name or default_name(parse_repo(request.repo))
         except LlmgwError as error:
-            return f"repo: {error.failure.detail}"
+            return error.failure.detail
         return ""
 
     # -- the kinds ----------------------------------------------------------------------------------------------------
