@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from temporalio.client import (
     Client,
+    WithStartWorkflowOperation,
     WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
@@ -21,6 +22,8 @@ from activities.contract import JobState
 from activities.node_contract import (
     JoinAnswer,
     LeaseTerms,
+    Leave,
+    NodeInput,
     Report,
     Reported,
     ShardChange,
@@ -180,6 +183,31 @@ async def test_an_agent_is_told_whether_it_comes_back_or_asks_again(cell: Cell) 
         assert (await node.join()).returned, "its lease was closed"
     async with cell.node("n1", terms=terms) as later:
         assert (await later.join()).returned, "another process"
+
+
+async def test_an_agent_that_leaves_before_its_lease_is_open_is_told_lost_once(cell: Cell) -> None:
+    name = f"n1-{cell.name}"
+    # As a run begins that took over from one whose agent was a member.
+    taken_over = NodeInput(node=name, cell=cell.name, incarnation="i", wanted=True)
+    await cell.client.execute_update_with_start_workflow(
+        node_contract.LEAVE,
+        Leave(node=name, incarnation="i"),
+        start_workflow_operation=WithStartWorkflowOperation(
+            node_contract.NODE_WORKFLOW,
+            taken_over,
+            id=contract.node_id(name),
+            task_queue=contract.CONTROL_QUEUE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+        ),
+        result_type=Reported,
+    )
+    handle = cell.client.get_workflow_handle(contract.node_id(name))
+    await asyncio.wait_for(handle.result(), 20)
+    history = await handle.fetch_history()
+    told = [
+        event for event in history.events if event.HasField("external_workflow_execution_signaled_event_attributes")
+    ]
+    assert len(told) == 1
 
 
 async def test_a_node_takes_more_reports_than_one_run_can(cell: Cell) -> None:

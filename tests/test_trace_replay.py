@@ -18,7 +18,7 @@ from tests.system import free_ports, system
 from tests.traced import Traced
 from tests.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("real_engine")]
+pytestmark = pytest.mark.usefixtures("real_engine")
 
 EVENTS = 60
 """After which the server asks for a continue-as-new."""

@@ -18,7 +18,7 @@ from tests.light_node import LightNode
 from tests.stub_hub import Fault, stub_hub
 from tests.traced import Traced, assert_whole, find, traced
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("real_engine")]
+pytestmark = pytest.mark.usefixtures("real_engine")
 
 AT_ONCE = 3
 BIG = 5 * GIB
@@ -40,6 +40,12 @@ async def _huge(running: Traced) -> WorkflowHandle[Any, Any]:
     with huge.open("r+b") as file:
         file.truncate(8 * 1024 * GIB)  # sparse: it takes no space here, and more than there is in a mirror
     return await running.system.job({"repo": f"file:{huge}", "name": "huge"})
+
+
+async def _text(running: Traced) -> WorkflowHandle[Any, Any]:
+    text = running.system.home / "text.gguf"
+    text.write_text("This is no model.")
+    return await running.system.job({"repo": f"file:{text}", "name": "text"})
 
 
 async def _second(running: Traced) -> WorkflowHandle[Any, Any]:
@@ -74,9 +80,7 @@ CASES = {
     "gated": Case(
         lambda running: running.system.job({"repo": "hf:org/name@closed", "name": "b"}), Reason.REPO_FORBIDDEN
     ),
-    "wrong hash": Case(
-        lambda running: running.system.job({"repo": "hf:org/name", "name": "c"}), Reason.WEIGHTS_CORRUPT
-    ),
+    "no model": Case(_text, Reason.WEIGHTS_UNREADABLE, ("check",)),
     "disk full": Case(_huge, Reason.DISK_FULL),
     "does not fit": Case(lambda running: running.serve("giant", memory=1000 * GIB), Reason.DOES_NOT_FIT),
     "no room": Case(_no_room, Reason.MEMORY, ("wait for room",)),
@@ -98,9 +102,8 @@ CASES = {
 async def trees(tmp_path_factory: pytest.TempPathFactory, real_engine: None) -> AsyncIterator[dict[str, TraceNode]]:
     """The trace of each case; a few run at once, as a busy machine makes gaps where nothing is waited for."""
     gated = Fault("api", 1000, status=403, headers={"X-Error-Code": "GatedRepo"}, path="/closed")
-    faults = [gated, Fault("resolve", 1000, flip=True)]
     restart = {"attempts": 2, "base_s": 0.5}
-    with stub_hub({"model.gguf": gguf()}, faults=faults) as hub:
+    with stub_hub({"model.gguf": gguf()}, faults=[gated]) as hub:
         async with traced(
             tmp_path_factory.mktemp("whole"),
             agent=False,

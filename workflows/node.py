@@ -41,6 +41,10 @@ LATE_S = 5.0
 GRACE_ANEW = "grace-anew"
 """Patch: a grace in which nobody could be heard does not count."""
 
+LEFT = "left"
+"""Patch: an agent that has left wants no lease, neither of this run nor of the next. One that left before its lease
+was open was told lost without end, and one that left as a run ended was taken for silent."""
+
 READY_STATES = (ReplicaState.SERVING, ReplicaState.DRAINING, ReplicaState.DRAINED)
 """States in which a claimed shard must run; before them its start is still under way and sees to it itself."""
 
@@ -82,7 +86,7 @@ class Node:
                     return
                 continue
             await self._attend()
-            if workflow.info().is_continue_as_new_suggested():
+            if workflow.info().is_continue_as_new_suggested() and not (self._left and workflow.patched(LEFT)):
                 await self._renew()
 
     async def _wait_for_agent(self) -> str:
@@ -228,6 +232,8 @@ class Node:
     def leave(self, leave: Leave) -> Reported:
         """The agent goes away and stops its engines."""
         self._left = True
+        if self._wanted and workflow.patched(LEFT):
+            self._wanted = False
         return Reported()
 
     @leave.validator
