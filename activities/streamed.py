@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 import httpx
@@ -25,7 +25,7 @@ async def joined(response: httpx.Response) -> Joined:
         await response.aread()
         return Joined(response.text, time.time_ns())
     text, usage, model, first_ns, came = "", None, "", 0, False
-    async for line in response.aiter_lines():
+    async for line in lines_of(response):
         data = line.removeprefix(DATA).strip()
         if not line.startswith(DATA) or data == DONE:
             continue
@@ -38,6 +38,20 @@ async def joined(response: httpx.Response) -> Joined:
         usage, model = chunk.get("usage") or usage, chunk.get("model") or model
         first_ns = first_ns or (time.time_ns() if said else 0)
     return Joined(_answer(text, usage, model) if came else "", first_ns)
+
+
+async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
+    """The lines of an event stream, without their ends.
+
+    httpx's own lines also end at U+0085, U+2028 and their like, which stand unescaped where a model says them.
+    """
+    rest = ""
+    async for text in response.aiter_text():
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            yield line.removesuffix("\r")
+    if rest:
+        yield rest
 
 
 def _answer(text: str, usage: Mapping[str, Any] | None, model: object) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from activities.streamed import lines_of
 from tests.waiting import until
 
 PATIENCE_S = 90.0
@@ -27,7 +28,7 @@ class Stream:
         async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
             async with http.stream("POST", f"{endpoint}/v1/chat/completions", json=body) as answer:
                 assert answer.status_code == 200, await answer.aread()
-                async for line in answer.aiter_lines():
+                async for line in lines_of(answer):
                     if line == "data: [DONE]":
                         self.whole = True
                     elif line.startswith("data: ") and json.loads(line[6:]).get("choices"):

@@ -108,6 +108,13 @@ async def test_a_streamed_answer_is_joined_and_tells_when_its_first_token_came()
     assert (asked[0]["stream"], asked[0]["stream_options"]) == (True, {"include_usage": True})
 
 
+async def test_what_other_texts_take_for_the_end_of_a_line_is_part_of_an_answer() -> None:
+    said = "".join(map(chr, (0x50, 0x85, 0x2028, 0x2029, 0x51)))
+    body = f"data: {json.dumps(delta(content=said), ensure_ascii=False)}\r\n\r\ndata: [DONE]".encode()
+    with engine(200, body, [], kind="text/event-stream; charset=utf-8") as endpoint:
+        assert (await ask(endpoint)).answer == said
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
