@@ -45,7 +45,9 @@ EXPECTED = (
 def sentence(error: BaseException) -> str:
     """What the operator reads."""
     if isinstance(error, LlmgwError):
-        return error.failure.sentence
+        failure = error.failure
+        # Bad input that ctl itself refuses: its detail says what to write, and there is no job to start again.
+        return failure.detail if failure.reason is Reason.BAD_INPUT else failure.sentence
     if isinstance(error, (WorkflowFailureError, WorkflowUpdateFailedError)):
         return sentence(error.cause)
     if isinstance(error, exceptions.FailureError):
