@@ -1,7 +1,7 @@
 """deploy/'s Prometheus and Grafana: valid, about numbers that there are, and joined to each other and to compose.
 
-Grafana itself is not run here. What it needs to load a dashboard is checked field by field, and the expressions by
-Prometheus's own promtool where there is one.
+Grafana itself is not run here: its own reader takes the dashboard, what it needs beside that is checked field by
+field, and the expressions by Prometheus's promtool where there is one.
 """
 
 import json
@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from fleet.metrics import METRICS
 from runtime.config import AgentConfig, ServerConfig, load
@@ -73,6 +75,23 @@ def test_labels_are_those_of_the_number(expression: str) -> None:
     for group in re.findall(r"by \(([^)]*)\)", expression):
         used |= {label.strip() for label in group.split(",")}
     assert used <= labels | {"le", "task_queue", "operation"}
+
+
+def test_grafanas_own_reader_finds_all_of_it() -> None:
+    """By the types that Grafana makes of its schema: nothing is lost on the way in, and only defaults are added."""
+    read = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(DASHBOARD)))
+    assert lost(DASHBOARD, read) == []
+
+
+def lost(written: Any, read: Any, place: str = "") -> list[str]:
+    """What stands in one and not, or not so, in the other."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        gone = [f"{place}/{key}" for key in written.keys() - read.keys()]
+        both = written.keys() & read.keys()
+        return gone + [one for key in both for one in lost(written[key], read[key], f"{place}/{key}")]
+    if isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        return [one for at, pair in enumerate(zip(written, read, strict=True)) for one in lost(*pair, f"{place}/{at}")]
+    return [] if written == read else [place]
 
 
 def test_promtool_takes_every_expression(tmp_path: Path) -> None:
