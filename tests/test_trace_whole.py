@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle
 
+from activities.contract import StepState
 from activities.node_contract import StartShard
 from cli.span_tree import TraceNode, trace_lines
 from fleet.reasons import Reason
@@ -17,6 +18,7 @@ from tests.ggufs import gguf
 from tests.light_node import LightNode
 from tests.stub_hub import Fault, stub_hub
 from tests.traced import Traced, assert_whole, find, traced
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("real_engine")
 
@@ -49,7 +51,12 @@ async def _text(running: Traced) -> WorkflowHandle[Any, Any]:
 
 
 async def _second(running: Traced) -> WorkflowHandle[Any, Any]:
-    await running.serve("twice", how="loading", start_deadline_s=2)
+    first = await running.serve("twice", how="loading", start_deadline_s=2)
+
+    async def has_its_turn() -> bool:
+        return (await running.system.status(first)).steps[4].state is StepState.RUNNING
+
+    await until(has_its_turn, 60.0)
     return await running.serve("twice")
 
 
