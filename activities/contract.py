@@ -25,7 +25,7 @@ from fleet.paper import CheckWish
 from fleet.records import Record, Typed
 from fleet.spec import Engine, JobRequest, ResolvedModel, Task, Weights
 from fleet.state import FleetState, Policy
-from fleet.steps import Plan, Step
+from fleet.steps import Cause, Plan, Step
 
 # -- queues and workflow ids ------------------------------------------------------------------------------------------
 
@@ -164,6 +164,8 @@ class PassPlan(Record):
     steps: tuple[Step, ...]
     starts: dict[str, StartShards] = {}
     """For each replica that a step starts: what its workflow needs."""
+    causes: tuple[Cause, ...] = ()
+    """What came after the pass was started and is in its plan too."""
 
 
 class SmokeRequest(Record):
@@ -292,6 +294,8 @@ class Snapshot(Record):
     committed: Plan = Plan()
     queues: dict[str, tuple[Waiting, ...]] = {}
     """Model id → the jobs on it, the one that has its turn first."""
+    causes: tuple[Cause, ...] = ()
+    """Why the next pass is due, where one is."""
 
 
 class Orphan(Record):

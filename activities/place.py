@@ -71,7 +71,7 @@ class Place:
             if committed.accepted:
                 DECIDING.record(time.monotonic() - began, {"llmgw.outcome": "acted"})
                 count(snapshot.state, whole.steps[:MOST_STEPS])
-                return pass_plan(snapshot.state, decided)
+                return pass_plan(snapshot.state, decided).model_copy(update={"causes": snapshot.causes})
             moved = committed.moved
         DECIDING.record(time.monotonic() - began, {"llmgw.outcome": "moved"})
         raise StepError(Reason.INTERNAL, f"the fleet moved under every plan of this pass: {', '.join(moved[:5])}")

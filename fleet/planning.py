@@ -9,6 +9,7 @@ restarts, so that nothing is started that the next pass would stop. A plan appli
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import NamedTuple
 
 from fleet.arrangement import Want, arranged
 from fleet.demand import load_at, moments
@@ -63,10 +64,24 @@ def next_deadline(state: FleetState, after: float) -> float | None:
     return min((moment for moment in _moments(state) if moment > after), default=None)
 
 
-def came_due(state: FleetState, after: float, now: float) -> tuple[ReplicaRecord, ...]:
-    """The replicas whose moment came since the last pass: what a pass that time alone makes due is there for."""
-    moments = ((replica, _due(state, replica)) for replica in state.replicas.values())
-    return tuple(replica for replica, due in moments if due is not None and after < due <= now)
+class Due(NamedTuple):
+    """Something that waited for a moment, and the trace of what made it wait."""
+
+    sentence: str
+    trace: str
+
+
+def came_due(state: FleetState, after: float, now: float) -> tuple[Due, ...]:
+    """Whose moment came since the last pass: what a pass that time alone makes due is there for."""
+    found = [
+        *((_due(state, one), Due(f"{one.id}: its wait is over", one.trace)) for one in state.replicas.values()),
+        *(
+            (node.drain_until, Due(f"{node.id}: the deadline of its drain came", node.trace))
+            for node in state.nodes.values()
+            if node.state is NodeState.DRAINING
+        ),
+    ]
+    return tuple(due for moment, due in found if moment is not None and after < moment <= now)
 
 
 def next_pass(state: FleetState, after: float) -> float | None:

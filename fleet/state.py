@@ -94,6 +94,8 @@ class NodeRecord(Record):
     """Why the state is what it is, where it is not `ready`."""
     drain_until: float = 0.0
     """When what still runs on a draining node is stopped without waiting for its replacement."""
+    trace: str = ""
+    """W3C traceparent of who asked for its last drain; empty where that has none."""
     closed: NodeState = NodeState.READY
     """What it was when it was lost: a cordon or drain outlives that."""
     left: bool = False

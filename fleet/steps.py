@@ -7,6 +7,14 @@ from fleet.records import Record
 from fleet.state import Decision, Outcome
 
 
+class Cause(Record):
+    """Why a pass is due; its `reconcile` span links to it."""
+
+    sentence: str
+    trace: str = ""
+    """traceparent, empty where the cause has no span."""
+
+
 class StepKind(StrEnum):
     """What a step does. The value is its span's name."""
 

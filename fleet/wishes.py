@@ -183,8 +183,11 @@ def cordon(state: FleetState, name: str, cordoned: bool, now: float) -> FleetSta
     return state.with_node(node.model_copy(update=update))
 
 
-def drain_node(state: FleetState, name: str, deadline_s: float, now: float) -> FleetState:
-    """Keep new replicas off a node and move what runs there; after the deadline it is stopped in any case."""
+def drain_node(state: FleetState, name: str, deadline_s: float, now: float, trace: str = "") -> FleetState:
+    """Keep new replicas off a node and move what runs there; after the deadline it is stopped in any case.
+
+    `trace` is the traceparent of who asks.
+    """
     node = find_node(state, name)
     if node.state is NodeState.LOST:
         raise RefusedError(Reason.BAD_INPUT, f"node {name} is lost: there is nothing to drain")
@@ -195,6 +198,7 @@ def drain_node(state: FleetState, name: str, deadline_s: float, now: float) -> F
         "since": now,
         "cause": "drained by an operator",
         "drain_until": now + deadline_s,
+        "trace": trace,
         "version": node.version + 1,
     }
     return state.with_node(node.model_copy(update=update))

@@ -32,6 +32,21 @@ async def running(tmp_path_factory: pytest.TempPathFactory, real_engine: None) -
         yield made
 
 
+PRODUCER, CONSUMER = 4, 5
+"""Kinds of spans as OTLP counts them."""
+
+
+async def test_1_a_start_is_sent_by_a_producer_and_taken_up_by_a_consumer(running: Traced) -> None:
+    await (await running.serve("sent")).result()
+    (sending,) = await running.named("send start", replica="sent-0")
+    (taken,) = await running.named("start shard", replica="sent-0")
+    assert (taken.trace_id, taken.parent_id) == sending.id
+    assert (sending.service, taken.service) == ("llmgw-worker", "llmgw-agent")
+    assert (sending.error, taken.error) == (None, None)
+    kinds = {raw["spanId"]: raw["kind"] for raw in running.raw()}
+    assert (kinds[sending.span_id], kinds[taken.span_id]) == (PRODUCER, CONSUMER)
+
+
 async def test_3_a_start_that_fails_says_its_cause_at_every_level(running: Traced) -> None:
     job = await running.serve("oom", how="oom")
     await failure_of(job)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cli.span_tree import tree
 from cli.spans import Span
 from fleet.reasons import Reason
 from fleet.state import NodeState
+from tests.ctl import Ctl, ctl_environment
 from tests.fleets import GIB
 from tests.traced import Traced, traced
 from tests.waiting import until
@@ -42,8 +44,41 @@ async def reaped(running: Traced, node: str) -> Span:
     return root
 
 
+async def ended(running: Traced, node: str) -> None:
+    """Its agent is killed, and the fleet knows: nothing is placed there any more."""
+    running.system.kill(node)
+    await lost_by_now(running, node)
+
+
+async def lost_by_now(running: Traced, node: str) -> None:
+    async def lost() -> bool:
+        return (await running.system.state()).nodes[node].state is NodeState.LOST
+
+    await until(lost, 60.0)
+
+
+async def test_6_the_deadline_of_a_drain_links_to_who_asked_for_it(running: Traced, tmp_path: Path) -> None:
+    await served(running, "n5")
+    # There is no other node, so that it goes when its time is over.
+    parent = ("ab" * 16, "cd" * 8)
+    variables = {
+        **ctl_environment(tmp_path / "home", running.system.address),
+        "TRACEPARENT": f"00-{'-'.join(parent)}-01",
+    }
+    code, _, err = await Ctl(variables).run("node", "drain", "n5", "--deadline", "2", "--no-wait")
+    assert code == 0, err
+    (drain,) = await running.named("drain", replica="of-n5-0")
+    assert drain.attributes["llmgw.reason"] == "the deadline of the drain of n5 passed"
+    (root,) = [span for span in await running.named("reconcile") if span.span_id == drain.parent_id]
+    assert root.attributes["llmgw.reason"] == "n5: the deadline of its drain came"
+    assert root.links == (parent,)
+    await running.remove("of-n5")
+    await ended(running, "n5")
+
+
 async def test_4_a_return_is_one_adopt_and_ends_what_nobody_claims(running: Traced) -> None:
     await served(running, "n1")
+    first = await running.system.serving("of-n1-0")
     running.system.kill("n1")
     (lost,) = await running.named("node lost", node="n1")
     root = await reaped(running, "n1")
@@ -54,18 +89,18 @@ async def test_4_a_return_is_one_adopt_and_ends_what_nobody_claims(running: Trac
 
     running.start_agent("n1")
     (adopted,) = await running.named("adopt", node="n1")
-    again = await running.system.serving("of-n1-0", after=1)
-    assert again.generation == 2
+    await running.system.serving("of-n1-0", after=first.generation)
     (adopted,) = await running.named("adopt", node="n1")
     assert {key: adopted.attributes[f"llmgw.{key}"] for key in ("shards", "unclaimed")} == {"shards": 1, "unclaimed": 1}
     (top,) = tree(running.store(), adopted.trace_id)
     assert top.span == adopted
     (stop,) = top.children
     assert stop.span.name == "stop shard"
-    assert (stop.span.attributes["llmgw.replica"], stop.span.attributes["llmgw.generation"]) == ("of-n1-0", 1)
+    stopped = (stop.span.attributes["llmgw.replica"], stop.span.attributes["llmgw.generation"])
+    assert stopped == (first.id, first.generation)
     assert [child.span.name for child in stop.children] == ["note stop", "measure memory", "stop engine"]
     await running.remove("of-n1")
-    running.system.kill("n1")
+    await ended(running, "n1")
 
 
 async def test_6_a_node_that_leaves_is_what_the_reap_links_to(running: Traced) -> None:
@@ -87,10 +122,7 @@ async def test_6_what_lost_its_workflow_is_what_the_pass_links_to(running: Trace
     await client.get_workflow_handle(contract.node_id("n3")).terminate("by hand")
     await client.get_workflow_handle(contract.replica_id("elsewhere-0")).terminate("by hand")
 
-    async def missed() -> bool:
-        return (await running.system.state()).nodes["n3"].state is NodeState.LOST
-
-    await until(missed, 60.0)  # a worker looks every ten seconds, and twice
+    await lost_by_now(running, "n3")  # a worker looks every ten seconds, and twice
     (lost,) = await running.named("node lost", node="n3")
     assert lost.error == "its workflow is gone"
     assert lost.id in (await reaped(running, "n3")).links

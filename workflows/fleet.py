@@ -36,11 +36,11 @@ from fleet.planning import came_due, next_deadline, next_pass
 from fleet.reasons import Failure, Reason, RefusedError
 from fleet.render import forced_sentence
 from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
+from fleet.steps import Cause
 from workflows import calls, messages
 from workflows.fleet_jobs import FleetJobs
 from workflows.messages import (
     Ask,
-    Cause,
     Claim,
     FleetInput,
     Message,
@@ -173,8 +173,8 @@ class Fleet:
             self._outbox.popleft()
 
     def _because_of_time(self) -> None:
-        for replica in came_due(self._state, self._passed_at, workflow.time()):
-            self._because(Cause(sentence=f"{replica.id}: its wait is over", trace=replica.trace))
+        for due in came_due(self._state, self._passed_at, workflow.time()):
+            self._because(Cause(sentence=due.sentence, trace=due.trace))
         if not self._due:
             self._because(Cause(sentence="a deadline came"))
 
@@ -368,6 +368,7 @@ class Fleet:
             committed_by=self._committed_by,
             committed=self._committed,
             queues=dict(self._jobs.queues),
+            causes=tuple(self._causes),
         )
 
     @workflow.query(name=contract.QUERY_ROUTES)

@@ -9,7 +9,7 @@ from fleet.reasons import Failure
 from fleet.records import Record, Typed
 from fleet.spec import JobKind, JobRequest, ModelSpec, Weights
 from fleet.state import FleetState, Inventory, ReplicaState, ShardAssignment
-from fleet.steps import Plan
+from fleet.steps import Cause, Plan
 from fleet.wishes import Applied
 
 # -- to Fleet ---------------------------------------------------------------------------------------------------------
@@ -219,14 +219,6 @@ class Message(Record):
     status: ModelStatus | None = None
     turn: Turn | None = None
     rejoin: Rejoin | None = None
-
-
-class Cause(Record):
-    """Why a pass was started; its `reconcile` span links to it."""
-
-    sentence: str
-    trace: str = ""
-    """traceparent, empty where the cause has no span."""
 
 
 class FleetInput(Record):

@@ -13,6 +13,7 @@ from activities.contract import DrainArg, NameArg, ScaleArg
 from fleet import wishes
 from fleet.records import Typed
 from fleet.state import FleetState
+from workflows.spans import traceparent
 
 
 class Nothing(Typed):
@@ -63,7 +64,7 @@ WISHES: Mapping[str, Wish] = MappingProxyType(
         ),
         contract.UPDATE_DRAIN: Wish(
             DrainArg,
-            lambda state, arg, now: wishes.drain_node(state, arg.name, arg.deadline_s, now),
+            lambda state, arg, now: wishes.drain_node(state, arg.name, arg.deadline_s, now, traceparent()),
             lambda state, arg: f"node {arg.name} is being drained, in {arg.deadline_s:g} s at the latest",
         ),
         contract.UPDATE_RELEASE_BRAKE: Wish(Nothing, lambda state, arg, now: wishes.release_brake(state), _brake),

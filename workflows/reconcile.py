@@ -36,8 +36,9 @@ class Reconcile:
         if not plan.steps:
             return plan
         # Only now are spans opened, with the start they really had: a quiet pass leaves no trace.
-        links = [found for cause in asked.causes for found in link(cause.trace, {"llmgw.reason": cause.sentence})]
-        reason = "; ".join(cause.sentence for cause in asked.causes) or "asked for"
+        causes = dict.fromkeys((*asked.causes, *plan.causes))
+        links = [found for cause in causes for found in link(cause.trace, {"llmgw.reason": cause.sentence})]
+        reason = "; ".join(cause.sentence for cause in causes) or "asked for"
         with span("reconcile", {"llmgw.pass": pass_id, "llmgw.reason": reason}, start_ns=asked_ns(), links=links):
             past(WAIT_FOR_WORKER, asked_ns(), until_ns=begun)
             past("decide", begun)
