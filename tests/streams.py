@@ -17,28 +17,35 @@ PATIENCE_S = 90.0
 
 @dataclass
 class Stream:
-    """One request: how many pieces came, and whether the end was said."""
+    """One request: whether its answer has begun, how many pieces came, and whether the end was said."""
 
+    begun: bool = False
     pieces: int = 0
     whole: bool = False
 
-    async def run(self, endpoint: str, tokens: int, model: str = "tiny") -> None:
-        """Ask, and read to the end."""
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "stream": True}
-        async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
-            async with http.stream("POST", f"{endpoint}/v1/chat/completions", json=body) as answer:
-                assert answer.status_code == 200, await answer.aread()
-                async for line in lines_of(answer):
-                    if line == "data: [DONE]":
-                        self.whole = True
-                    elif line.startswith("data: ") and json.loads(line[6:]).get("choices"):
-                        self.pieces += 1
+    async def run(self, http: httpx.AsyncClient, endpoint: str, tokens: int) -> None:
+        """Ask, and read to the end. Without chance: by chance the tiny checkpoint also says that it has ended."""
+        message = {"role": "user", "content": "hi"}
+        body = {"model": "tiny", "messages": [message], "max_tokens": tokens, "temperature": 0, "stream": True}
+        async with http.stream("POST", f"{endpoint}/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            self.begun = True
+            async for line in lines_of(answer):
+                if line == "data: [DONE]":
+                    self.whole = True
+                elif line.startswith("data: ") and json.loads(line[6:]).get("choices"):
+                    self.pieces += 1
 
 
-def begin(endpoint: str, count: int, tokens: int) -> tuple[list[Stream], "asyncio.Future[list[None]]"]:
+def begin(endpoint: str, count: int, tokens: int) -> tuple[list[Stream], "asyncio.Future[None]"]:
     """So many at once; the future ends with the last."""
     streams = [Stream() for _ in range(count)]
-    return streams, asyncio.gather(*(one.run(endpoint, tokens) for one in streams))
+
+    async def run() -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=120, limits=httpx.Limits(max_connections=None)) as http:
+            await asyncio.gather(*(one.run(http, endpoint, tokens) for one in streams))
+
+    return streams, asyncio.ensure_future(run())
 
 
 class Clients:

@@ -38,8 +38,10 @@ START_S = 300.0
 """A start on two cores that others use too."""
 HUNG_S = 8.0
 """Longer than any step of the tiny model on cores that others use too."""
-LONG = 900
-"""Tokens of an answer: some seconds."""
+LONG = 1900
+"""Tokens of an answer: one or two seconds."""
+MANY = 8
+"""Twice as many as it works on at a time."""
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,11 @@ async def counters(endpoint: str) -> tuple[int | None, int | None]:
     return VLLM.in_flight(text), VLLM.tokens(text)
 
 
+async def works(endpoint: str) -> bool:
+    """Whether it has several requests in flight."""
+    return 1 < ((await counters(endpoint))[0] or 0) <= MANY
+
+
 def tree(running: System) -> dict[str, psutil.Process]:
     """The engine's processes by what they call themselves: the API server, its core and its worker."""
     found = {}
@@ -108,7 +115,7 @@ def tree(running: System) -> dict[str, psutil.Process]:
 
 
 async def test_served_through_the_gateway(running: System, gateway: str, checkpoint: Path) -> None:
-    request: dict[str, Any] = {"repo": f"file:{checkpoint}", "name": "tiny", "context_length": 1024}
+    request: dict[str, Any] = {"repo": f"file:{checkpoint}", "name": "tiny", "context_length": 2048}
     result = await (await running.job({**request, "start_deadline_s": START_S})).result()
     assert result.sentence == "tiny is serving: 1 replica on n1"
     replica = await serving(running)
@@ -126,12 +133,14 @@ async def test_served_through_the_gateway(running: System, gateway: str, checkpo
     assert await answered() == first
 
     _, before = await counters(replica.endpoint)
-    running_streams, ended = streams.begin(gateway, 3, LONG)
-
-    async def busy() -> bool:
-        return (await counters(replica.endpoint))[0] == 3
-
-    await until(busy, 60)
+    worker = tree(running)["Worker"]
+    running_streams, ended = streams.begin(gateway, MANY, LONG)
+    await until(lambda: any(one.pieces for one in running_streams), 60)
+    worker.send_signal(signal.SIGSTOP)  # or they may be over before a busy machine comes to look
+    try:
+        await until(lambda: works(replica.endpoint), 60)
+    finally:
+        worker.send_signal(signal.SIGCONT)
     await ended
     assert all(one.whole for one in running_streams)
 
@@ -167,12 +176,8 @@ async def test_a_worker_that_hangs_is_seen_by_its_counters(running: System) -> N
     """Health stays 200 all the while; the stop that follows must end a process that cannot answer TERM."""
     replica = await serving(running)
     old = tree(running)
-    _, ended = streams.begin(replica.endpoint, 2, LONG)
-
-    async def busy() -> bool:
-        return (await counters(replica.endpoint))[0] == 2
-
-    await until(busy, 60)
+    asked, ended = streams.begin(replica.endpoint, 5 * MANY, LONG)  # a minute's work, none of which is waited for
+    await until(lambda: any(one.pieces for one in asked), 60)
     old["Worker"].send_signal(signal.SIGSTOP)
     await until(lambda: "hangs: /health is fine, but nothing moved" in running.log("n1"), 60)
     with contextlib.suppress(httpx.HTTPError):
@@ -194,7 +199,7 @@ async def test_a_drain_loses_no_stream_and_a_stop_ends_all(running: System) -> N
     replica = await serving(running)
     there = tree(running)
     kept, ended = streams.begin(replica.endpoint, 6, LONG)  # more than it runs at once
-    await until(lambda: any(one.pieces for one in kept), 60)
+    await until(lambda: all(one.begun for one in kept), 60)
     await running.fleet.execute_update("scale", {"name": "tiny", "replicas": 0})
     await ended
     assert [one.whole for one in kept] == [True] * 6

@@ -1,7 +1,7 @@
 """A Llama of two layers and a quarter of a million parameters as safetensors, made from its own bytes in a blink.
 
-Its tokenizer has one token for each byte. Its answers are nonsense, but always the same, printable, and without end:
-the rows of its head for all other tokens are zero.
+Its tokenizer has one token for each byte. At temperature 0 its answers are nonsense, but always the same, printable,
+and without end: the rows of its head for all other tokens are zero.
 """
 
 import json
