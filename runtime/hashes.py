@@ -7,6 +7,7 @@ file by its SHA-256 notes the BLAKE3 of the same bytes, and everybody after that
 import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from fleet.spec import ModelFile
-from runtime.threads import in_thread
+from runtime.threads import in_thread, stoppable
 
 CHUNK = 4 * 1024**2
 """Bytes of one read of a file that is here."""
@@ -64,8 +65,13 @@ class Hashing:
         return Hashes("" if self._sha256 is None else self._sha256.hexdigest(), self._blake3.hexdigest())
 
 
-def same_bytes(path: Path, file: ModelFile) -> bool:
+async def same_bytes(path: Path, file: ModelFile) -> bool:
     """Whether a local file has the hashes that are known of `file`; False where it cannot be read."""
+    stopped = threading.Event()
+    return await stoppable(lambda: _same_bytes(path, file, stopped.is_set), stopped.set)
+
+
+def _same_bytes(path: Path, file: ModelFile, stopped: Callable[[], bool]) -> bool:
     try:
         # Without O_NONBLOCK, a FIFO in the place of the file would hold the thread for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,7 +79,7 @@ def same_bytes(path: Path, file: ModelFile) -> bool:
         return False
     hashing, buffer = Hashing(file), bytearray(CHUNK)
     try:
-        while size := os.readv(descriptor, [buffer]):
+        while not stopped() and (size := os.readv(descriptor, [buffer])):
             hashing.update_here(memoryview(buffer)[:size])
     except OSError:
         return False

@@ -141,7 +141,7 @@ class HttpSource:
             raise StepError(Reason.WEIGHTS_MISSING, f"{host} has no {file.path} (status {status})")
         if status in (408, 429) or status >= 500:
             asked = answer.headers.get("Retry-After", "")
-            raise _AgainError(f"status {status}", wait_s=float(asked) if asked.isdigit() else 0.0)
+            raise _AgainError(f"status {status}", wait_s=float(asked) if asked.isdecimal() else 0.0)
         raise StepError(self._unreachable, f"{host} answers {status} for {file.path}")
 
 

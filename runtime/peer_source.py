@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from fleet.reasons import Reason, StepError
 from fleet.spec import ModelFile
 from runtime.http_source import host_of
-from runtime.peer_wire import Answer, BrokenError, Exchange, Pace, PeerWire
+from runtime.peer_wire import STEP, Answer, BrokenError, Exchange, Pace, PeerWire
 from runtime.sink import Sink
 from runtime.sources import SourceKind
 from runtime.threads import abandonable
@@ -29,7 +29,8 @@ PATIENCE_S = 10.0
 POLL_S = 0.15
 """A request that finds nothing new costs a peer a tenth of a millisecond."""
 TRIES = 2
-"""A kept connection may have been closed by the peer while it was idle."""
+"""A kept connection may have been closed by the peer while it was idle. An answer that breaks off within its first MiB
+counts as none: with a byte of each, a fetch would go on for years."""
 
 
 class PeerSource:
@@ -73,7 +74,8 @@ class PeerSource:
                 if answer.status == 206:
                     await self._take(exchange, answer, sink, told)
             except BrokenError as error:
-                broken = broken + 1 if sink.size == before else 0
+                self._wire.close()  # what idles beside it has been closed with it
+                broken = broken + 1 if sink.size - before < STEP else 0
                 if broken == TRIES:
                     raise StepError(Reason.NODE_UNREACHABLE, f"{self.name}: {error}") from error
                 continue
@@ -95,29 +97,39 @@ class PeerSource:
     async def _ask(self, exchange: Exchange, file: ModelFile, sink: Sink) -> Answer:
         length = min(SPAN, file.size - sink.size)
         ask = functools.partial(exchange.ask, f"{PATH}{file.sha256}", self._headers, sink.size, length)
-        return await abandonable(ask, exchange.cut)
+        try:
+            # Of all of it: a peer that says a letter of its headers now and then is never silent.
+            async with asyncio.timeout(self._pace.connect_s + self._pace.silent_s):
+                answer = await abandonable(ask, exchange.cut)
+        except TimeoutError as error:
+            raise BrokenError("it does not answer") from error
+        said = answer.headers.get("Content-Range", "")
+        right = f"bytes {sink.size}-{sink.size + answer.length - 1}/{file.size}"
+        if answer.status == 206 and (said != right or not 0 < answer.length <= length):
+            raise StepError(
+                Reason.NODE_UNREACHABLE, f"{self.name} answers another range of {file.path} than was asked for"
+            )
+        return answer
 
     async def _take(self, exchange: Exchange, answer: Answer, sink: Sink, told: Callable[[int], None]) -> None:
         """The answer's bytes, unless they come too slowly."""
         began = time.monotonic()
 
-        def judged(size: int) -> None:
-            told(size)
+        def judge() -> None:
             seconds = time.monotonic() - began
             if seconds > self._pace.grace_s and exchange.got < min(self._pace.rate * seconds, answer.length):
                 raise StepError(
                     Reason.NODE_UNREACHABLE, f"{self.name} is too slow: {exchange.got / seconds / 1024:.0f} KiB/s"
                 )
 
-        before = sink.size
-        await sink.draw(exchange.take, answer.length, judged, cut=exchange.cut)
-        if sink.size == before:
+        await sink.draw(exchange.take, answer.length, told, judge=judge, cut=exchange.cut)
+        if exchange.got < answer.length:
             raise BrokenError("the connection ended early")
 
     def _wait_no_longer(self, file: ModelFile, answer: Answer) -> None:
         """Raise where the peer has had nothing new for too long."""
         told = answer.headers.get(HAVE, "")
-        have, now = int(told) if told.isdigit() else -1, time.monotonic()
+        have, now = int(told) if told.isdecimal() and len(told) <= 18 else -1, time.monotonic()
         before, since = self._news.setdefault(file.path, (have, now))
         if have > before:
             self._news[file.path] = have, now

@@ -5,15 +5,18 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from email.message import Message
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import urlsplit
 
 STEP = 1024**2
 """Bytes of one read at most; after each the count moves on."""
+SMALL = 64 * 1024
+"""Bytes of a refusal that are read, so that its connection can be used again."""
 
 
 class BrokenError(Exception):
-    """The request brought nothing."""
+    """The request brought nothing, or not what it said."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Answer:
     """What came back, before its bytes."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Message
     length: int = 0
     """Bytes that follow."""
 
@@ -75,39 +78,49 @@ class Exchange:
         self._wire = wire
         self._connection = connection
         self._silent_s = silent_s
+        self._guard = threading.Lock()
+        self._socket: socket.socket | None = None
+        """Known here too: `http.client` forgets it where the answer says `Connection: close`."""
         self._response: HTTPResponse | None = None
         self._cut = False
+        self._whole = False
+        """Whether nothing of the answer is left on the connection."""
         self.got = 0
         """Bytes so far."""
 
     def cut(self) -> None:
         """End it, also while a thread waits for its bytes."""
-        self._cut = True
-        opened = self._connection.sock
+        with self._guard:
+            self._cut = True
+            opened = self._socket
         if opened is not None:
             with suppress(OSError):  # it has ended by itself
                 opened.shutdown(socket.SHUT_RDWR)
 
     def ask(self, path: str, headers: Mapping[str, str], offset: int, length: int) -> Answer:
         """Ask for a range; `take` gives its bytes where the status is 206. Raises BrokenError."""
-        connection = self._connection
+        connection, response = self._connection, None
         try:
-            if connection.sock is None:
-                _connect(connection, self._silent_s)
+            self._connect()
             connection.request("GET", path, headers={**headers, "Range": f"bytes={offset}-{offset + length - 1}"})
             response = connection.getresponse()
-            if response.status != 206:
+            if response.status != 206 and response.length is not None and response.length <= SMALL:
                 response.read()
-            if self._cut:  # nobody waits for it, and nobody else will close it
-                raise BrokenError("it was cut off")
-        except BrokenError:
+                self._whole = True
+            following = response.length or 0
+            with self._guard:
+                if self._cut:
+                    raise BrokenError("it was cut off")
+                self._response = response
+        except (BrokenError, HTTPException, OSError) as error:
+            # Here: who waited for it may have gone.
             connection.close()
-            raise
-        except (HTTPException, OSError) as error:
-            connection.close()
+            if response is not None:
+                response.close()
+            if isinstance(error, BrokenError):
+                raise
             raise BrokenError(_said(error)) from error
-        self._response = response
-        return Answer(response.status, dict(response.headers), response.length or 0)
+        return Answer(response.status, response.headers, following)
 
     def take(self, view: memoryview) -> int:
         """The next bytes, until the view is full or they end, also too early. Raises BrokenError before the first."""
@@ -115,7 +128,7 @@ class Exchange:
             raise BrokenError("nothing was asked for")
         filled = 0
         try:
-            while filled < len(view):
+            while filled < len(view) and not self._cut:
                 got = self._response.readinto(view[filled : filled + STEP])
                 if not got:
                     break
@@ -125,20 +138,31 @@ class Exchange:
             if not self.got:
                 raise BrokenError(_said(error)) from error
             self._response.close()  # what came is taken, and the next request tells how the peer is
+        self._whole = self._response.length == 0
         return filled
 
     def end(self) -> None:
         """Keep the connection where its answer was read to the end; otherwise close it."""
-        response = self._response
-        if response is not None and response.isclosed() and not response.will_close and self._connection.sock:
+        with self._guard:
+            response = self._response
+        if response is None:
+            return  # the thread that asks closes it, now or when it is done
+        if self._whole and not response.will_close:
             self._wire.keep(self._connection)
         else:
             self._connection.close()
+            response.close()
 
-
-def _connect(connection: HTTPConnection, silent_s: float) -> None:
-    connection.connect()
-    connection.sock.settimeout(silent_s)
+    def _connect(self) -> None:
+        connection = self._connection
+        fresh = connection.sock is None
+        if fresh:
+            connection.connect()
+            connection.sock.settimeout(self._silent_s)
+        with self._guard:
+            self._socket = connection.sock
+            if self._cut:
+                raise BrokenError("it was cut off")
 
 
 def _said(error: Exception) -> str:

@@ -140,9 +140,13 @@ def _place(response: requests.Response) -> tuple[int, int | None]:
     if response.status_code in (206, 416):
         place, _, total = span.partition("/")
         first = place.partition("-")[0]
-        return int(first) if first.isdigit() else 0, int(total) if total.isdigit() else None
-    length = response.headers.get("Content-Length", "")
-    return 0, int(length) if length.isdigit() and response.status_code == 200 else None
+        return _bytes(first) or 0, _bytes(total)
+    return 0, _bytes(response.headers.get("Content-Length", "")) if response.status_code == 200 else None
+
+
+def _bytes(text: str) -> int | None:
+    """A count of bytes; None for what is none, such as a superscript digit or a thousand of them."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
 def _said(error: Exception) -> str:

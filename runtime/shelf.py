@@ -63,7 +63,8 @@ async def fill(
 async def look(files: Sequence[ModelFile], url: str) -> Fetched:
     """What a mirror that is only read holds. Raises StepError: WEIGHTS_MISSING where it lacks these files.
 
-    Its word on hashes that the hub does not publish is not taken: who filled it is not known.
+    Its word on BLAKE3 is not taken: who filled it is not known, and nodes would not hold its bytes against the SHA-256
+    of the hub any more.
     """
     started = time.monotonic()
     known = await _Upload(open_store(url), url, (), lambda done, total: None, 0).proven(files)

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -10,7 +12,7 @@ from fleet.spec import ModelFile
 from runtime import disk
 from runtime.hashes import CHUNK, Hashes, Hashing
 from runtime.pump import Pump, Take, write_all
-from runtime.threads import in_thread
+from runtime.threads import in_thread, stoppable
 
 TELL_S = 0.02
 """Between two looks at how far a copy is: others may be reading the file while it grows."""
@@ -34,7 +36,8 @@ class Sink:
         try:
             if os.fstat(sink._descriptor).st_size > file.size:
                 os.ftruncate(sink._descriptor, 0)
-            await in_thread(sink._hash_kept)
+            stopped = threading.Event()
+            await stoppable(lambda: sink._hash_kept(stopped.is_set), stopped.set)
         except BaseException:
             os.close(sink._descriptor)
             raise
@@ -50,30 +53,41 @@ class Sink:
         self.size += len(chunk)
 
     async def draw(
-        self, take: Take, length: int, told: Callable[[int], None], *, cut: Callable[[], None] = lambda: None
+        self,
+        take: Take,
+        length: int,
+        told: Callable[[int], None],
+        *,
+        judge: Callable[[], None] = lambda: None,
+        cut: Callable[[], None] = lambda: None,
     ) -> None:
         """Append up to `length` bytes that `take` gives, in a thread; `told` hears how many each step brought.
 
-        `told` may raise, which ends it as a cancellation does: `cut` is called, so that `take` returns soon, and is
-        waited for. Raises OSError, and what `take` and `told` raise; what came before that is in.
+        `judge` is called after each step and may raise, which ends it as a cancellation does: `cut` is called, so that
+        `take` returns soon, and is waited for. Raises OSError, after which nothing may be appended, and what `take`
+        and `judge` raise; what came before that is in.
         """
         pump, before = Pump(take, self._descriptor, self._hashing.lanes), self.size
-        work = asyncio.ensure_future(in_thread(pump.run, length))
         ended: BaseException | None = None
-        while not work.done():
-            try:
-                await asyncio.wait([work], timeout=TELL_S)
-                if ended is None:
+        # A thread of its own: it may wait long for its peer, and the loop has few, which others need meanwhile.
+        with ThreadPoolExecutor(1, "pump") as own:
+            work = asyncio.get_running_loop().run_in_executor(own, pump.run, length)
+            while not work.done():
+                try:
+                    await asyncio.wait([work], timeout=TELL_S)
                     told(self._moved(before + pump.moved))
-            except BaseException as error:  # noqa: BLE001 -- raised below: not while the thread may still write
-                ended = ended or error
-                pump.stop()
-                cut()
-        brought = self._moved(before + pump.moved)
+                    if ended is None:
+                        judge()
+                except BaseException as error:  # noqa: BLE001 -- raised below: not while the thread may still write
+                    ended = ended or error
+                    pump.stop()
+                    cut()
+        told(self._moved(before + pump.moved))
         failed = work.exception()
+        if isinstance(failed, OSError) and not isinstance(ended, asyncio.CancelledError):
+            raise failed  # first: a piece that was written in part is in the hashes as a whole
         if ended is not None:
             raise ended
-        told(brought)
         if failed is not None:
             raise failed
 
@@ -98,8 +112,8 @@ class Sink:
         """Let go of the file."""
         os.close(self._descriptor)
 
-    def _hash_kept(self) -> None:
-        while chunk := os.read(self._descriptor, CHUNK):
+    def _hash_kept(self, stopped: Callable[[], bool]) -> None:
+        while not stopped() and (chunk := os.read(self._descriptor, CHUNK)):
             self._hashing.update_here(memoryview(chunk))
             self.size += len(chunk)
         self.kept = self.size

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -86,21 +87,27 @@ class FileSource:
 
     async def pour(self, file: ModelFile, sink: Sink, told: Callable[[int], None]) -> None:
         path = self._locate(file)
-        descriptor = await in_thread(_open, path, file)
+        with ExitStack() as stack:
 
-        def take(view: memoryview) -> int:
-            try:
-                return os.readv(descriptor, [view])
-            except OSError as error:
-                raise _unreadable(path, error) from error
+            def opened() -> int:
+                descriptor = _open(path, file)
+                stack.callback(os.close, descriptor)  # here: a caller that is cancelled never hears of it
+                os.lseek(descriptor, sink.size, os.SEEK_SET)
+                return descriptor
 
-        try:
-            os.lseek(descriptor, sink.size, os.SEEK_SET)
+            def take(view: memoryview) -> int:
+                try:
+                    return os.readv(descriptor, [view])
+                except OSError as error:
+                    raise _unreadable(path, error) from error
+
+            descriptor = await in_thread(opened)
+            before = os.fstat(descriptor)
             await sink.draw(take, file.size - sink.size, told)
-        finally:
-            os.close(descriptor)
-        if sink.size < file.size:
-            raise _shrank(path, sink.size)
+            if sink.size < file.size:
+                raise _shrank(path, sink.size)
+            if not file.sha256 and os.fstat(descriptor).st_mtime_ns != before.st_mtime_ns:
+                raise StepError(Reason.WEIGHTS_CORRUPT, f"{path} was changed while it was copied")  # no hash tells
 
     async def close(self) -> None:
         """Nothing is kept open."""

@@ -1,6 +1,7 @@
 """Blocking calls from the event loop: in a thread that is waited for, or in one that can be left behind."""
 
 import asyncio
+import contextvars
 import functools
 import threading
 from collections.abc import Callable
@@ -13,18 +14,25 @@ T = TypeVar("T")
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking call in a thread. A thread cannot be stopped, so a cancelled caller waits until it is done."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    return await stoppable(functools.partial(function, *args, **kwargs), lambda: None)
+
+
+async def stoppable(function: Callable[[], T], stop: Callable[[], None]) -> T:
+    """The same with a call that ends soon once `stop` was called: a cancelled caller calls it, and waits."""
+    call: Callable[[], T] = functools.partial(contextvars.copy_context().run, function)
+    # A future and no task: an event loop that ends cancels all tasks, and a task would be over before its thread.
+    work = asyncio.get_running_loop().run_in_executor(None, call)
     cancelled = False
-    while not task.done():
+    while not work.done():
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([work])
         except asyncio.CancelledError:
+            stop()
             cancelled = True  # the caller closes the descriptor next: not while the thread may still write to it
-    if cancelled and not task.cancelled():
-        task.exception()  # looked at, so that asyncio does not report it as lost
     if cancelled:
+        work.exception()  # looked at, so that asyncio does not report it as lost
         raise asyncio.CancelledError
-    return task.result()
+    return work.result()
 
 
 async def abandonable(function: Callable[[], T], abandon: Callable[[], None]) -> T:

@@ -130,7 +130,11 @@ class Visit:
         if not now or known != now:
             for file in self._files:
                 target = self._target(file)
-                if disk.regular_size(target) is not None:
+                if disk.regular_size(target) is None:
+                    continue
+                if target.lstat().st_nlink > 1:
+                    target.unlink()  # it is a file of another model too, which must not be written to
+                else:
                     target.rename(self._part(file))
             marker.unlink(missing_ok=True)
             marker.write_text(now, encoding="utf-8")
@@ -146,7 +150,7 @@ class Visit:
         if disk.regular_size(beside) == file.size and file.sha256:
             known = recorded.get(file.path)
             proven = known is not None and manifest.agrees(known, file)
-            if (proven or await in_thread(same_bytes, beside, file)) and await in_thread(_link, beside, target):
+            if (proven or await same_bytes(beside, file)) and await in_thread(_link, beside, target):
                 self._note(file, target, file.size)
                 return True
         return await self._from_here(file, target)
@@ -157,7 +161,7 @@ class Visit:
         for path in self._local(file):
             if path.stat().st_dev != self._partial.stat().st_dev:
                 continue  # it is copied, and hashed meanwhile, once the space for it is reserved
-            if await in_thread(same_bytes, path, file) and await in_thread(_link, path, target):
+            if await same_bytes(path, file) and await in_thread(_link, path, target):
                 self._give("local", file.size)
                 self._note(file, target, file.size)
                 return True
@@ -208,24 +212,27 @@ class Visit:
         asked: list[Source] = []
         for source in [*here, *self._sources]:
             # A hub's answer may be spoilt on its way: it is asked once more. A peer is not.
-            for _ in range(1 if source.kind in ("local", "peer") else 2):
-                if source in self._dead:
-                    break
+            tries = 1 if source.kind in ("local", "peer") else 2
+            while tries and source not in self._dead:
                 asked.append(source)
                 try:
                     await self._pour(file, source, sink, part)
                 except StepError as caught:
                     error = caught
                     self._turn_away(file, source, error)
+                    if not file.sha256:
+                        await in_thread(sink.restart)  # nothing can prove that the next source's bytes fit to these
                     break
                 found = sink.hashes()
                 wrong = found.wrong(file)
                 if not wrong:
                     return found
                 error = StepError(Reason.WEIGHTS_CORRUPT, f"{wrong} (from {source.name})")
-                # Some of the bytes may be those of a source before: whoever of them is a peer is not believed again.
-                for one in asked:
+                # With bytes among them that an earlier fetch left, it may be those: nobody is blamed. Else some may be
+                # those of a source before: whoever of them is a peer is not believed again.
+                for one in asked if not sink.kept else ():
                     self._turn_away(file, one, error)
+                tries -= not sink.kept and len(asked) == 1
                 asked.clear()
                 await in_thread(sink.restart)
         raise error

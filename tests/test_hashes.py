@@ -103,8 +103,8 @@ def test_a_manifest_is_held_against_what_is_wanted(
         (known(sha256=SHA256, path="absent"), False),
     ],
 )
-def test_a_local_file_is_known_by_the_quicker_hash(file: ModelFile, same: bool, source: Path) -> None:
-    assert same_bytes(source / file.path, file) is same
+async def test_a_local_file_is_known_by_the_quicker_hash(file: ModelFile, same: bool, source: Path) -> None:
+    assert await same_bytes(source / file.path, file) is same
 
 
 def test_pieces_in_order_give_the_hashes_of_the_whole() -> None:

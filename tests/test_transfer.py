@@ -1,6 +1,7 @@
 """Transfers with real files, a real HTTP server, a real full disk and a real kill."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from runtime.manifest import MANIFEST, settle
 from runtime.transfer import LOCK_POLL_S, fetch, verified
 from runtime.visit import PARTS
 from tests.stub_hub import Fault, stub_hub
-from tests.transfers import DATA, MIB, bring, content, failure, holds, left, listed, nothing, write
+from tests.transfers import DATA, MIB, bring, content, failure, holds, left, listed, nothing, source_at, write
 from tests.waiting import until
 
 
@@ -315,3 +316,55 @@ async def test_a_manifest_counts_until_the_machine_stops_and_for_good_once_settl
     assert "boot" not in json.loads((target / MANIFEST).read_text())
     assert verified(target, listed(DATA))
     assert holds(target, DATA)
+
+
+async def test_what_is_a_file_of_another_model_too_is_never_written_to(source: str, target: Path) -> None:
+    """A fetch linked it, the machine stopped, and it has other bytes now: the right ones do not belong there."""
+    other, partial = target.with_name("other.gguf"), target.with_name("m-1.partial")
+    (partial / PARTS).mkdir(parents=True)
+    spoiled = bytes(len(DATA["model.gguf"]))
+    other.write_bytes(spoiled)
+    (partial / "model.gguf").hardlink_to(other)
+    (partial / PARTS / "boot").write_text("another boot")
+    await bring(DATA, source, target)
+    assert holds(target, DATA)
+    assert other.read_bytes() == spoiled
+
+
+async def test_without_a_hash_no_two_sources_are_mixed(target: Path) -> None:
+    ours, theirs = ({"a.gguf": content(name, 9 * MIB)} for name in ("ours", "theirs"))
+    gone = Fault("resolve", 9, status=404, since=MIB)
+    with stub_hub(ours, faults=[gone]) as first, stub_hub(theirs) as second:
+        sources = [source_at(first.url), source_at(second.url)]
+        await fetch(listed(ours, hashes=False), sources, target, keep_free=0, progress=lambda done, total: None)
+        for one in sources:
+            await one.close()
+    assert holds(target, theirs)
+
+
+async def test_hashing_what_is_here_ends_soon_when_cancelled(tmp_path: Path, target: Path) -> None:
+    """A part of 200 GB would hold up the next start for minutes."""
+    file = ModelFile(path="a.gguf", size=64 * 1024**3, sha256="0" * 64)
+    huge = target.with_name("m-1.partial") / PARTS / hashlib.sha256(b"a.gguf").hexdigest()[:32]
+    huge.parent.mkdir(parents=True)
+    for path in (huge, tmp_path / "a.gguf"):
+        path.touch()
+        os.truncate(path, file.size)
+
+    async def hashed(local: Path | None) -> None:
+        await fetch(
+            [file],
+            [source_at("file:///nowhere")],
+            target,
+            keep_free=0,
+            progress=nothing,
+            local=lambda file: [local] if local else [],
+        )
+
+    for local in (None, tmp_path / "a.gguf"):
+        task = asyncio.create_task(hashed(local))
+        done, _ = await asyncio.wait([task], timeout=0.5)
+        assert not done
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
