@@ -29,6 +29,10 @@ from tests.real_engine import ENGINE, MODEL, ROOT
 from tests.waiting import until
 
 
+ONE_THREAD = ["cpuparams.n_threads=1", "cpuparams_batch.n_threads=1"]
+"""Two of an engine's threads spin while they wait for each other: on busy cores a token takes seconds then."""
+
+
 class System:
     """One directory, one server, and the processes started in it; `close` ends them all."""
 
@@ -164,7 +168,14 @@ class System:
         await until(joined, 90.0)
 
     async def serve(self, **request: Any) -> WorkflowHandle[Any, JobResult]:
-        body = {"repo": f"file:{self.model}", "name": "tiny", "context_length": 512, "concurrency": 2, **request}
+        body = {
+            "repo": f"file:{self.model}",
+            "name": "tiny",
+            "context_length": 512,
+            "concurrency": 2,
+            "args": ONE_THREAD,
+            **request,
+        }
         return await self.job(body)
 
     async def job(self, body: dict[str, Any]) -> WorkflowHandle[Any, JobResult]:

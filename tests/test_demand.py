@@ -104,7 +104,6 @@ async def streamed(client: httpx.AsyncClient, over: asyncio.Event) -> int:
 
 
 @pytest.mark.usefixtures("real_engine")
-@pytest.mark.long
 async def test_a_model_goes_to_zero_is_woken_by_a_request_and_grows_with_its_streams(tmp_path: Path) -> None:
     scaling = {"min": 0, "max": 2, "target_in_flight": 1, "idle_after_s": 3, "cooldown_s": 1}
     async with system(tmp_path / "demand") as running:

@@ -20,7 +20,7 @@ from activities.contract import CONTROL_QUEUE, MODEL_CHECK_WORKFLOW, CheckReport
 from fleet.reasons import Reason
 from tests.conftest import temporal_binary
 from tests.fleets import GIB
-from tests.system import System, system
+from tests.system import ONE_THREAD, System, system
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("real_engine")
@@ -77,7 +77,13 @@ async def test_serve_chat_and_remove(running: System) -> None:
 
     (measured,) = after.peaks
     assert 0.8 * reserved < measured.peak <= reserved, "one run of both replicas, within the estimate"
-    wish = {"repo": f"file:{running.model}", "name": "tiny", "context_length": 512, "concurrency": 2}
+    wish = {
+        "repo": f"file:{running.model}",
+        "name": "tiny",
+        "context_length": 512,
+        "concurrency": 2,
+        "args": ONE_THREAD,
+    }
     report: CheckReport = await running.client.execute_workflow(
         MODEL_CHECK_WORKFLOW, wish, id="check/tiny", task_queue=CONTROL_QUEUE, result_type=CheckReport
     )

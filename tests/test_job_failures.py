@@ -145,7 +145,6 @@ async def test_every_reason_ends_its_job_at_its_step(cell: Cell) -> None:
         }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", ["registry", "mirror", "check", "placement", "smoke-test"])
 async def test_a_job_is_cancelled_at_any_step(cell: Cell, step: str) -> None:
     assert isinstance(cell.answers, ByName)
