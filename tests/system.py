@@ -28,7 +28,6 @@ from tests.conftest import SERVER_ARGS, temporal_binary
 from tests.real_engine import ENGINE, MODEL, ROOT
 from tests.waiting import until
 
-
 ONE_THREAD = ["cpuparams.n_threads=1", "cpuparams_batch.n_threads=1"]
 """Two of an engine's threads spin while they wait for each other: on busy cores a token takes seconds then."""
 
