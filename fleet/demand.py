@@ -27,8 +27,10 @@ class Target(NamedTuple):
     reason: str
 
 
-def target(model: ModelRecord, replicas: Collection[ReplicaRecord], now: float) -> Target:
-    """The wanted number; `replicas` are the model's own."""
+def target(
+    model: ModelRecord, replicas: Collection[ReplicaRecord], now: float, leaving: Collection[str] = ()
+) -> Target:
+    """The wanted number; `replicas` are the model's own, and `leaving` those of them that may not stay there."""
     spec = model.spec
     if spec.scaling is None:
         return Target(spec.replicas, f"wanted {spec.replicas}")
@@ -36,7 +38,11 @@ def target(model: ModelRecord, replicas: Collection[ReplicaRecord], now: float) 
     current = model.scaled if model.scaled is not None else min(max(spec.replicas, scaling.min), scaling.max)
     used = max(model.used_at, model.applied_at)
     # One that starts is not idle: whoever asked for it waits, and it has not had a request only because it cannot.
-    starting = any(replica.state in (ReplicaState.PLACED, ReplicaState.STARTING) for replica in replicas)
+    # Not one that may not stay: the pass that ends it would leave the next one another answer.
+    starting = any(
+        replica.state in (ReplicaState.PLACED, ReplicaState.STARTING) and replica.id not in leaving
+        for replica in replicas
+    )
     busy = any(replica.in_flight for replica in replicas if replica.state in LOADED)  # what failed works on nothing
     if scaling.min == 0 and not starting and not busy and now - used >= scaling.idle_after_s:
         return Target(0, f"no request for {scaling.idle_after_s:g} s")

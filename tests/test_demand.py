@@ -15,7 +15,8 @@ from fleet.facts import ReplicaEvent, node_joined, replica_changed, used
 from fleet.planning import next_deadline, plan
 from fleet.spec import Scaling
 from fleet.state import FleetState, ReplicaState
-from fleet.wishes import apply
+from fleet.steps import StepKind
+from fleet.wishes import apply, drain_node
 from tests.fleets import inventory, spec
 from tests.gateway_fakes import free_port
 from tests.system import System, system
@@ -48,6 +49,14 @@ def test_a_model_whose_start_takes_longer_than_its_idle_time_is_not_stopped_befo
     state = changed(state, ReplicaState.SERVING, 160)
     assert (wanted(state, 162.9), wanted(state, 163)) == (1, 0)
     assert next_deadline(state, 162) == 163
+
+
+def test_a_start_that_its_nodes_drain_ends_leaves_no_second_answer() -> None:
+    """Found by the state machine: the pass that ended the start still kept the model, and the next one gave it up."""
+    state = drain_node(placed(100), "n1", 0.0, 101)
+    decided = plan(state, 160)
+    assert ([step.kind for step in decided.steps], decided.scaled) == ([StepKind.STOP], {"m": 0})
+    assert plan(commit(state, decided, 160), 160).quiet
 
 
 def test_one_that_is_woken_from_zero_lives_until_it_has_been_idle() -> None:
