@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from activities import contract
-from cli.span_tree import tree
 from cli.spans import Span
 from fleet.reasons import Reason
 from fleet.state import NodeState
 from tests.ctl import Ctl, ctl_environment
 from tests.fleets import GIB
-from tests.traced import Traced, traced
+from tests.traced import Traced, traced, tree_named
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("real_engine")
@@ -92,7 +91,7 @@ async def test_4_a_return_is_one_adopt_and_ends_what_nobody_claims(running: Trac
     await running.system.serving("of-n1-0", after=first.generation)
     (adopted,) = await running.named("adopt", node="n1")
     assert {key: adopted.attributes[f"llmgw.{key}"] for key in ("shards", "unclaimed")} == {"shards": 1, "unclaimed": 1}
-    (top,) = tree(running.store(), adopted.trace_id)
+    top = await tree_named(running.system, f"00-{adopted.trace_id}-{adopted.span_id}-01")
     assert top.span == adopted
     (stop,) = top.children
     assert stop.span.name == "stop shard"

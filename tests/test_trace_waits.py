@@ -10,12 +10,10 @@ from activities import contract
 from activities.node_contract import StartShard
 from agent.offers import Offer, Offers
 from agent.peers import PeerServer
-from cli.span_tree import tree
 from cli.wall_time import covered
-from fleet.trace_ids import trace_id_of
 from tests.fleets import GIB
 from tests.light_node import LightNode
-from tests.traced import WHOLE, find, traced
+from tests.traced import WHOLE, find, traced, tree_named
 from tests.waiting import until
 
 SECRET = "a secret of the fleet"
@@ -63,8 +61,7 @@ async def test_a_wait_for_a_peer_is_a_part_of_the_fetch(tmp_path: Path) -> None:
                 offers.grow(digest, running.model, len(data), len(data))
                 second = await running.system.serving("tiny-1")
             await running.named("start replica", replica="tiny-1")
-            (root,) = tree(running.store(), trace_id_of(second.trace))
-            (fetch,) = find(root, "fetch weights")
+            (fetch,) = find(await tree_named(running.system, second.trace), "fetch weights")
             assert fetch.span.attributes["llmgw.weights.outcome"] == "peer"
             (wait,) = find(fetch, "wait for peer")
             assert wait.span.attributes["llmgw.from"] == server.url.removeprefix("http://")

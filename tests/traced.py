@@ -82,7 +82,12 @@ class Traced:
 
 async def tree_of(running: System, job: WorkflowHandle[Any, Any]) -> TraceNode:
     """A job's whole trace, once its root is written, and the agents' part, which may come later."""
-    trace_id = trace_id_of((await running.status(job)).trace)
+    return await tree_named(running, (await running.status(job)).trace)
+
+
+async def tree_named(running: System, traceparent: str) -> TraceNode:
+    """The same of whatever belongs to a trace."""
+    trace_id = trace_id_of(traceparent)
 
     def written() -> TraceNode | None:
         roots = tree(spans_in(running.home / "traces"), trace_id)
