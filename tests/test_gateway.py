@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -86,6 +87,7 @@ async def test_a_request_reaches_the_engine_and_its_answer_the_client() -> None:
         assert headers["content-type"] == "application/json"
         assert headers["traceparent"].split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
         assert headers["host"] == url.removeprefix("http://")
+        assert headers["connection"] == "close"
         assert {"authorization", "x-api-key", "cookie", "x-hop", "baggage"}.isdisjoint(headers)
 
 
@@ -194,6 +196,17 @@ async def test_no_request_goes_where_an_engine_may_be_closing() -> None:
         front.source.set("m", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         assert [(await front.chat("m")).status_code for _ in range(3)] == [200] * 3
         assert connections == 3
+
+
+async def test_requests_use_up_no_ports() -> None:
+    async with engine("e1") as (_, url), gateway() as front:
+        front.source.set("m", url)
+        for _ in range(20):
+            assert (await front.chat("m")).status_code == 200
+        port = f":{int(url.rpartition(':')[2]):04X}"
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+        waiting = [fields for fields in lines if fields[2].endswith(port) and fields[3] == "06"]
+        assert len(waiting) < 5, "now and then the gateway is the first to close"
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
