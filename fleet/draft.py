@@ -62,6 +62,10 @@ class Draft:
         self.standings = Standings(self.room.nodes)
         self._candidates: dict[str, Candidates] = {}
         self._targets: dict[str, Target] = {}
+        self._unsettled: set[str] = set()
+        """Models of which this plan has ended a start after it had asked how many replicas they should have."""
+        self._gave_away: set[str] = set()
+        """Models that go to zero whatever their requests."""
 
     def target(self, model: ModelRecord) -> Target:
         """How many replicas it should have; a number that changes by demand becomes part of the plan."""
@@ -69,14 +73,28 @@ class Draft:
         if found is None:
             mine = self.replicas[model.spec.id]
             leaving = {one.id for one in mine if one.spec_version != model.spec_version or self.on_draining(one)}
-            found = target(model, mine, self.now, leaving)
+            found = target(model, mine, self.now, leaving | self.ended)
             self._targets[model.spec.id] = found
             if model.spec.scaling is not None and not model.removing and found.replicas != model.scaled:
                 self._scale(model, found.replicas)
         return found
 
+    def settle(self, model: ModelRecord) -> None:
+        """Where this plan ended a start of it, one that starts may be all that kept it from zero: ask anew."""
+        if model.spec.id not in self._unsettled - self._gave_away:
+            return
+        self._unsettled.discard(model.spec.id)
+        del self._targets[model.spec.id]
+        self._scaled.pop(model.spec.id, None)
+        found = self.target(model)
+        if found.replicas == 0:
+            for replica in self.replicas[model.spec.id]:
+                if replica.state in WANTED_STATES:
+                    self.end(StepKind.SCALE_DOWN, replica, f"{found.reason}: none stays")
+
     def to_zero(self, model: ModelRecord) -> None:
         """An idle model gives its room to another."""
+        self._gave_away.add(model.spec.id)
         self._targets[model.spec.id] = Target(0, "it gave its room away")
         self._scale(model, 0)
 
@@ -100,6 +118,8 @@ class Draft:
             kind = StepKind.STOP
         self.add(kind, replica, reason, at_once=not serving)
         self.ended.add(replica.id)
+        if replica.state in (ReplicaState.PLACED, ReplicaState.STARTING) and replica.model in self._targets:
+            self._unsettled.add(replica.model)
         if replica.state in CAN_GO:
             self.room.leave(replica.model, replica.shards)
 

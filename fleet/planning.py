@@ -35,6 +35,8 @@ def plan(state: FleetState, now: float) -> Plan:
 def _fill(draft: Draft, models: list[ModelRecord]) -> None:
     """Start what is missing of models of one priority, and make room for what does not fit."""
     for model in models:
+        draft.settle(model)
+    for model in models:
         _resume(draft, model)
     _arrange(draft, models)
     for model in models:

@@ -17,7 +17,7 @@ from fleet.spec import Scaling
 from fleet.state import FleetState, ReplicaState
 from fleet.steps import StepKind
 from fleet.wishes import apply, drain_node
-from tests.fleets import inventory, spec
+from tests.fleets import GIB, inventory, spec
 from tests.gateway_fakes import free_port
 from tests.system import System, system
 from tests.waiting import until
@@ -56,6 +56,15 @@ def test_a_start_that_its_nodes_drain_ends_leaves_no_second_answer() -> None:
     state = drain_node(placed(100), "n1", 0.0, 101)
     decided = plan(state, 160)
     assert ([step.kind for step in decided.steps], decided.scaled) == ([StepKind.STOP], {"m": 0})
+    assert plan(commit(state, decided, 160), 160).quiet
+
+
+def test_a_start_that_gives_way_leaves_no_second_answer() -> None:
+    """Found by the state machine too: the start that a more important model ended was all that kept its model."""
+    state, _ = apply(placed(100), spec("vip", memory=16 * GIB, priority=90), 150)
+    decided = plan(state, 160)
+    assert [(step.kind, step.replica) for step in decided.steps if step.decision is None] == [(StepKind.PREEMPT, "m-0")]
+    assert decided.scaled == {"m": 0}
     assert plan(commit(state, decided, 160), 160).quiet
 
 
