@@ -53,7 +53,7 @@ class Draft:
         """Model → the first placement that found no room: kind, replica, reason."""
         self.placing: set[str] = set()
         """Models that get a replica by this plan."""
-        self._promises: dict[str, tuple[ShardAssignment, ...]] = {}
+        self.promises: dict[str, tuple[ShardAssignment, ...]] = {}
         """Model → where room is being made for its next replica."""
         self._steps: list[Step] = []
         self._scaled: dict[str, int] = {}
@@ -195,7 +195,7 @@ class Draft:
 
     def promise(self, model: ModelRecord, shards: tuple[ShardAssignment, ...]) -> None:
         """Keep room that is being made: what is less important and comes later in this pass must not take it."""
-        self._promises[model.spec.id] = shards
+        self.promises[model.spec.id] = shards
         self.room.take(model.spec.id, shards)
 
     def touch_model(self, model: ModelRecord) -> None:
@@ -211,7 +211,7 @@ class Draft:
 
         The same refusal again is no step, or a waiting model would cause passes without end.
         """
-        for name, shards in self._promises.items():
+        for name, shards in self.promises.items():
             self.room.give(name, shards)  # nobody has that yet
         for name, (kind, replica, reason) in self.refused.items():
             model = self.state.models[name]
@@ -224,9 +224,9 @@ class Draft:
     def _refusal(self, model: ModelRecord, decision: Decision) -> Decision:
         sentence = decision.sentence
         if decision.shards:
-            others = ", ".join(self.state.models[name].spec.name for name in self._promises if name != model.spec.id)
+            others = ", ".join(self.state.models[name].spec.name for name in self.promises if name != model.spec.id)
             sentence = f"{model.spec.name} would fit, but that room is kept for {others}"
-        elif model.spec.id in self._promises:
+        elif model.spec.id in self.promises:
             sentence = f"{sentence}; room is being made"
         elif versions := self._still_serving(model):
             why = "" if model.spec.rollout.recreate else ", as the rollout may not recreate"

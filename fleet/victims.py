@@ -145,6 +145,7 @@ def _idle(draft: Draft, model: ModelRecord) -> list[ModelRecord]:
             and other.spec.scaling.min == 0
             and other.spec.id != model.spec.id
             and other.spec.id not in draft.placing
+            and other.spec.id not in draft.promises  # it is to have more, not less
             and not other.removing
             and other.spec.priority <= model.spec.priority
             and draft.now - _idle_since(draft, other) >= EVICT_IDLE_S

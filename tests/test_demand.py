@@ -68,6 +68,37 @@ def test_a_start_that_gives_way_leaves_no_second_answer() -> None:
     assert plan(commit(state, decided, 160), 160).quiet
 
 
+def test_a_model_that_room_is_made_for_is_not_evicted_in_the_same_pass() -> None:
+    """Found by the state machine: its old version was idle, and the room for its new one was then nobody's."""
+    state = node_joined(FleetState(), "n1", "i1", inventory(memory=7 * GIB), 100)
+    state = serving(apply(state, spec("a", memory=GIB, priority=0), 100)[0], 100)
+    state = serving(apply(state, spec("b", memory=GIB, priority=0), 170)[0], 170)
+    for priority, scaling in ((1, None), (0, Scaling(min=0, max=1, target_in_flight=1, idle_after_s=1000))):
+        state, _ = apply(state, spec("b", memory=6 * GIB, priority=priority, scaling=scaling), 240)
+        decided = plan(state, 310)
+        state = commit(state, decided, 310)
+        assert plan(state, 310).quiet
+        if scaling is None:
+            gone = ReplicaEvent(replica="a-0", generation=1, state=ReplicaState.DRAINED)
+            state = replica_changed(state, gone, 320)
+    assert {key: replica.state for key, replica in state.replicas.items()} == {
+        "a-0": ReplicaState.STOPPING,
+        "b-0": ReplicaState.SERVING,
+    }
+    assert state.models["a"].waiting == "a would fit, but that room is kept for b"
+
+
+def serving(state: FleetState, now: float) -> FleetState:
+    """A pass, and every replica of it serves."""
+    state = commit(state, plan(state, now), now)
+    for replica in list(state.replicas.values()):
+        event = ReplicaEvent(
+            replica=replica.id, generation=replica.generation, state=ReplicaState.SERVING, endpoint="http://n1:1"
+        )
+        state = replica_changed(state, event, now)
+    return state
+
+
 def test_one_that_is_woken_from_zero_lives_until_it_has_been_idle() -> None:
     state = changed(placed(100), ReplicaState.SERVING, 101)
     state = commit(state, plan(state, 104), 104)
