@@ -1,6 +1,7 @@
 """The job's third step: can the engine load these weights, and does one shard fit any node? Also asked alone."""
 
 import asyncio
+import functools
 
 from temporalio import activity
 from temporalio.client import Client
@@ -18,7 +19,7 @@ from runtime.config import HubConfig, MirrorConfig
 from runtime.mirrors import reading
 from runtime.peer_files import peer_files
 from runtime.sources import Ranged
-from runtime.threads import in_thread
+from runtime.threads import abandonable, in_thread
 
 
 class Check:
@@ -63,7 +64,9 @@ class Check:
             source = self._source(resolved, wish.token or "")
             try:
                 opened = of_source(source, asyncio.get_running_loop())
-                shape = await in_thread(read_shape, resolved, opened, wish.args)
+                # A thread of its own: it waits for reads, which take the loop's few threads.
+                read = functools.partial(read_shape, resolved, opened, wish.args)
+                shape = await abandonable(read, lambda: None)
             finally:
                 await source.close()
         if wish.paper is not None:

@@ -1,5 +1,6 @@
 """The check alone, on a real server with the real activities: from ctl, from Temporal, off a hub, and on paper."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 from pydantic import ByteSize, ValidationError
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 from temporalio.worker import Worker
 
 from activities.check import Check
-from activities.contract import CONTROL_QUEUE, MODEL_CHECK_WORKFLOW, CheckReport
+from activities.contract import CONTROL_QUEUE, MODEL_CHECK_WORKFLOW, CheckRepoRequest, CheckReport, ResolveRequest
 from activities.registry import Registry
 from fleet.fit import FitVerdict
 from fleet.paper import CheckWish, Paper, fleet_of, read_gpus
@@ -89,6 +91,19 @@ async def desk(client: Client, hub: Hub, tmp_path: Path) -> AsyncIterator[Desk]:
     activities: list[Any] = [Registry(config).resolve_model, check.check_repo]
     async with Worker(client, task_queue=queue, workflows=[ModelCheck], activities=activities):
         yield Desk(client, queue)
+
+
+async def test_many_checks_at_once_do_not_wait_for_each_others_threads(client: Client, tmp_path: Path) -> None:
+    """More than the event loop has threads: each waits for reads, which want such a thread too."""
+    repo, config = f"file:{sparse(tmp_path / 'big-70b')}", HubConfig()
+    found = await ActivityEnvironment().run(Registry(config).resolve_model, ResolveRequest(repo=repo))
+    check = Check(client, MirrorConfig(path=tmp_path / "mirror"), config)
+    wish = CheckWish.model_validate({"repo": repo, "paper": {"gpus": "8x80GiB"}})
+    request = CheckRepoRequest(resolved=found, wish=wish)
+    results = await asyncio.wait_for(
+        asyncio.gather(*(ActivityEnvironment().run(check.check_repo, request) for _ in range(40))), 60
+    )
+    assert {result.verdict for result in results} == {FitVerdict.FITS}
 
 
 async def test_on_paper_the_smallest_number_of_gpus_is_found(desk: Desk, tmp_path: Path) -> None:

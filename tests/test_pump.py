@@ -190,7 +190,12 @@ async def test_copies_that_wait_leave_the_loop_its_threads(tmp_path: Path) -> No
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("pump", "hash"))]
 
 
-async def test_a_file_that_was_opened_for_nobody_is_closed(tmp_path: Path) -> None:
+def test_a_file_that_was_opened_for_nobody_is_closed(tmp_path: Path) -> None:
+    """In a loop of its own, which has one thread."""
+    asyncio.run(_opened_for_nobody(tmp_path))
+
+
+async def _opened_for_nobody(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(DATA)
     there = FileSource("mirror", "source", lambda file: tmp_path / "source")
     sink, go, busy = await Sink.open(tmp_path / "part", named(len(DATA))), threading.Event(), threading.Event()
