@@ -84,6 +84,7 @@ async def test_uv_finds_what_pip_is_set_up_for_and_tells_how_far_it_is(
     wheel(tmp_path / "b", "2.0")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'a'} {tmp_path / 'b'}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))  # what it has already it does not prepare again
     for name in ("UV_FIND_LINKS", "UV_NO_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX"):
         monkeypatch.delenv(name, raising=False)
     made = Installs(
