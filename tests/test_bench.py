@@ -97,7 +97,7 @@ def test_transfers_are_measured_against_the_plain_way(capsys: pytest.CaptureFixt
 
 
 def test_jobs_with_and_without_tracing_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    tracing.main(["--jobs", "1", "--rounds", "1", "--seconds", "0", "--json"])
+    tracing.main(["--served", "0", "--jobs", "1", "--rounds", "1", "--seconds", "0", "--json"])
     [cost] = printed(capsys)
     assert cost["name"] == "a job on a node without engine"
     assert cost["on"] > 0
