@@ -91,6 +91,8 @@ class ModelView(Record):
     """None where the number is the operator's."""
     serving: int
     """Of the current version of the spec."""
+    serving_old: int
+    """Of versions before it: they serve on until it does."""
     priority: int
     context_length: int
     memory: int
@@ -306,10 +308,11 @@ def node_row(view: NodeView) -> tuple[str, ...]:
 
 def model_row(view: ModelView) -> tuple[str, ...]:
     """For MODEL_COLUMNS."""
+    old = f" +{view.serving_old} old" if view.serving_old else ""
     return (
         view.name,
         view.state,
-        f"{view.serving}/{view.replicas}{f' ({view.scaling.min}..{view.scaling.max})' if view.scaling else ''}",
+        f"{view.serving}/{view.replicas}{old}{f' ({view.scaling.min}..{view.scaling.max})' if view.scaling else ''}",
         view.engine,
         f"{view.gpus} x {size(view.memory)}" if view.gpus else size(view.memory),
         str(view.context_length),
@@ -354,6 +357,7 @@ def _model_view(state: FleetState, model: ModelRecord) -> ModelView:
         replicas=wanted,
         scaling=ScalingView(min=scaling.min, max=scaling.max) if scaling is not None else None,
         serving=sum(_serves(replica, model) for replica in state.replicas.values()),
+        serving_old=sum(_serves(replica, model, old=True) for replica in state.replicas.values()),
         priority=model.spec.priority,
         context_length=model.spec.context_length,
         memory=model.spec.need.memory,
@@ -371,9 +375,9 @@ def _given_up(state: FleetState, model: ModelRecord, failure: Failure | None) ->
     return next((replica.id for replica in mine if replica.failure is failure), "")
 
 
-def _serves(replica: ReplicaRecord, model: ModelRecord) -> bool:
-    current = replica.model == model.spec.id and replica.spec_version == model.spec_version
-    return current and replica.state is ReplicaState.SERVING
+def _serves(replica: ReplicaRecord, model: ModelRecord, *, old: bool = False) -> bool:
+    asked = replica.model == model.spec.id and (replica.spec_version < model.spec_version) is old
+    return asked and replica.state is ReplicaState.SERVING
 
 
 def _model_state(model: ModelRecord, wanted: int, missing: int, failure: Failure | None) -> ModelState:

@@ -90,6 +90,7 @@ def test_a_model_as_json() -> None:
         "replicas": 1,
         "scaling": None,
         "serving": 1,
+        "serving_old": 0,
         "priority": 50,
         "context_length": 2048,
         "memory": GIB,
@@ -101,6 +102,14 @@ def test_a_model_as_json() -> None:
     }
     assert model_row(view) == ("m", "serving", "1/1", "llamacpp", "1 GiB", "2048", "file:/models/m.gguf", "")
     assert len(model_row(view)) == len(MODEL_COLUMNS)
+
+
+def test_a_model_whose_older_version_serves_on_says_so() -> None:
+    state = serving()
+    newer = state.models["m"].model_copy(update={"spec_version": 2})
+    [view] = model_views(state.with_model(newer))
+    assert (view.serving, view.serving_old) == (0, 1)
+    assert model_row(view)[2] == "0/1 +1 old"
 
 
 def test_a_replica_as_json() -> None:
