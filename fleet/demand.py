@@ -27,10 +27,8 @@ class Target(NamedTuple):
     reason: str
 
 
-def target(
-    model: ModelRecord, replicas: Collection[ReplicaRecord], now: float, leaving: Collection[str] = ()
-) -> Target:
-    """The wanted number; `replicas` are the model's own, and `leaving` those of them that may not stay there."""
+def target(model: ModelRecord, replicas: Collection[ReplicaRecord], now: float, ended: Collection[str] = ()) -> Target:
+    """The wanted number; `replicas` are the model's own, and `ended` those that a plan under way has ended."""
     spec = model.spec
     if spec.scaling is None:
         return Target(spec.replicas, f"wanted {spec.replicas}")
@@ -38,9 +36,8 @@ def target(
     current = model.scaled if model.scaled is not None else min(max(spec.replicas, scaling.min), scaling.max)
     used = max(model.used_at, model.applied_at)
     # One that starts is not idle: whoever asked for it waits, and it has not had a request only because it cannot.
-    # Not one that may not stay: the pass that ends it would leave the next one another answer.
     starting = any(
-        replica.state in (ReplicaState.PLACED, ReplicaState.STARTING) and replica.id not in leaving
+        replica.state in (ReplicaState.PLACED, ReplicaState.STARTING) and replica.id not in ended
         for replica in replicas
     )
     busy = any(replica.in_flight for replica in replicas if replica.state in LOADED)  # what failed works on nothing

@@ -71,9 +71,7 @@ class Draft:
         """How many replicas it should have; a number that changes by demand becomes part of the plan."""
         found = self._targets.get(model.spec.id)
         if found is None:
-            mine = self.replicas[model.spec.id]
-            leaving = {one.id for one in mine if one.spec_version != model.spec_version or self.on_draining(one)}
-            found = target(model, mine, self.now, leaving | self.ended)
+            found = target(model, self.replicas[model.spec.id], self.now, self.ended)
             self._targets[model.spec.id] = found
             if model.spec.scaling is not None and not model.removing and found.replicas != model.scaled:
                 self._scale(model, found.replicas)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from filelock import FileLock, Timeout
 
 RANGE = "10.213"
@@ -81,6 +82,15 @@ def network(count: int) -> Iterator[Network]:
             ):
                 _ip("-netns", one.name, *arguments)
         yield Network(host=f"{net}.1", namespaces=made)
+
+
+def pair() -> Iterator[Network]:
+    """As a fixture: two of them, or a skip that says why there are none."""
+    why = broken()
+    if why:
+        pytest.skip(why)
+    with network(2) as made:
+        yield made
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -12,7 +12,7 @@ from agent.layout import Layout
 from agent.ledger import Entry, Ledger
 from fleet.reasons import Reason
 from fleet.state import ReplicaRecord, ReplicaState
-from tests import namespaces, sglang_env, tiny_checkpoint
+from tests import namespaces, sglang_env
 from tests.namespaces import Network, cut
 from tests.system import System, system
 from tests.waiting import until
@@ -24,13 +24,7 @@ AGAIN_S = 4
 """From a failure to the next try: time to look at what it left."""
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    why = namespaces.broken()
-    if why:
-        pytest.skip(why)
-    with namespaces.network(2) as made:
-        yield made
+network = pytest.fixture(scope="module")(namespaces.pair)
 
 
 @pytest.fixture
@@ -60,16 +54,7 @@ async def test_a_cut_link_fails_the_start_on_all_and_names_the_peer(
     running: System, network: Network, tmp_path: Path
 ) -> None:
     cut(*network.namespaces)
-    job = await running.job(
-        {
-            "repo": f"file:{tiny_checkpoint.make(tmp_path / 'checkpoint')}",
-            "name": "tiny",
-            "engine": "sglang",
-            "nodes": 2,
-            "memory": "64MiB",
-            "context_length": 512,
-        }
-    )
+    job = await running.job(sglang_env.over_two_nodes(tmp_path))
 
     async def failed() -> ReplicaRecord | None:
         found = (await running.state()).replicas.get("tiny-0")

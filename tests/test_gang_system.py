@@ -12,7 +12,7 @@ import pytest
 from agent.layout import Layout
 from agent.ledger import Entry, Ledger
 from cli.span_tree import TraceNode
-from tests import sglang_env, tiny_checkpoint
+from tests import sglang_env
 from tests.system import System, system
 from tests.traced import assert_whole, find, tree_of
 from tests.waiting import until
@@ -69,14 +69,7 @@ def assert_traced(root: TraceNode) -> None:
 
 
 async def test_served_adopted_broken_and_removed_as_one(running: System, python: Path, tmp_path: Path) -> None:
-    request = {
-        "repo": f"file:{tiny_checkpoint.make(tmp_path / 'checkpoint')}",
-        "name": "tiny",
-        "engine": "sglang",
-        "nodes": 2,
-        "memory": "64MiB",
-        "context_length": 512,
-    }
+    request = sglang_env.over_two_nodes(tmp_path)
     job = await running.job(request)
     assert (await job.result()).smoke_test is not None
     assert_traced(await tree_of(running, job))

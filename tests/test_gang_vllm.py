@@ -6,7 +6,7 @@ Tensor parallel on CPUs, one core for each shard. A start takes half a minute of
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -28,13 +28,7 @@ START_S = 400.0
 """A start on two cores that others use too."""
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    why = namespaces.broken()
-    if why:
-        pytest.skip(why)
-    with namespaces.network(2) as made:
-        yield made
+network = pytest.fixture(scope="module")(namespaces.pair)
 
 
 @pytest.fixture
