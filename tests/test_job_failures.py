@@ -75,7 +75,7 @@ class ByName(Answers):
         where, _, reason = name.rpartition("/")[2].partition(".")
         if where != step:
             return
-        if reason == "hang":
+        if reason.startswith("hang"):
             await asyncio.Event().wait()
         raise StepError(Reason(reason), f"{name} was made to fail")
 
@@ -143,6 +143,26 @@ async def test_every_reason_ends_its_job_at_its_step(cell: Cell) -> None:
             "placement",
             "smoke-test",
         }
+
+
+async def test_a_job_is_cancelled_at_any_moment(cell: Cell) -> None:
+    """Also while its word to Fleet is under way, or an activity that does not hear of it in time ends well."""
+    assert isinstance(cell.answers, ByName)
+    async with cell.node("n1", start=cell.answers.start) as node:
+        await node.join()
+
+        async def one(number: int) -> None:
+            # The moments fall where they may: each job of some 0.3 s is cancelled 3 ms later than the one before.
+            job = await begin(cell, f"smoke-test.hang-{number}")
+            await asyncio.sleep(number * 0.003)
+            await job.cancel()
+            with pytest.raises(WorkflowFailureError) as caught:
+                await asyncio.wait_for(job.result(), 60.0)
+            assert isinstance(caught.value.cause, CancelledError), number
+            assert (await cell.status(job)).state is JobState.CANCELLED
+
+        for first in range(0, 120, 20):
+            await asyncio.gather(*(one(number) for number in range(first, first + 20)))
 
 
 @pytest.mark.parametrize("step", ["registry", "mirror", "check", "placement", "smoke-test"])

@@ -8,15 +8,6 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import (
-    ActivityError,
-    ApplicationError,
-    CancelledError,
-    FailureError,
-    TimeoutType,
-    is_cancelled_exception,
-)
-from temporalio.exceptions import TimeoutError as ActivityTimeout
 from temporalio.workflow import ActivityCancellationType
 
 from activities import contract, node_contract
@@ -47,10 +38,10 @@ from activities.node_contract import (
     StoppedShard,
     StopShard,
 )
-from fleet.facts import ReplicaEvent
-from fleet.reasons import Failure, Reason, read_failure
+from fleet.reasons import Reason
 from fleet.records import Record
 from fleet.spec import ResolvedModel, Weights
+from workflows.cancels import or_cancelled
 
 TASK_TIMEOUT = timedelta(seconds=5)
 """Of every workflow: how long a task lost with a killed worker is waited for. Our longest task takes 0.2 s."""
@@ -93,8 +84,6 @@ HEARTBEAT = timedelta(seconds=5)
 """Of every call that is no lease: what a killed worker or agent was doing is tried again after it. Beats come from
 `runtime/interceptors.py`; such calls are few at a time, so they cost the server nothing to speak of."""
 
-SIGNAL_RETRY_MAX_S = 30.0
-
 ResultT = TypeVar("ResultT", bound=Record)
 
 
@@ -103,7 +92,7 @@ ResultT = TypeVar("ResultT", bound=Record)
 
 async def resolve_model(request: ResolveRequest) -> ResolvedModel:
     """registry: two minutes, for a hub that says "wait"."""
-    return await _run(
+    return await _run_or_cancelled(
         contract.RESOLVE_MODEL,
         request,
         ResolvedModel,
@@ -112,13 +101,13 @@ async def resolve_model(request: ResolveRequest) -> ResolvedModel:
         retry_policy=QUICK_RETRY,
         # It leaves nothing half done, and a hub that hangs holds its thread for 20 s.
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=_short(f"look up {request.repo}"),
+        summary=short(f"look up {request.repo}"),
     )
 
 
 async def mirror_model(request: MirrorRequest) -> MirrorResult:
     """mirror: a day, for a terabyte over 100 Mbit/s; the heartbeat tells a dead worker in 5 s."""
-    return await _run(
+    return await _run_or_cancelled(
         contract.MIRROR_MODEL,
         request,
         MirrorResult,
@@ -126,7 +115,7 @@ async def mirror_model(request: MirrorRequest) -> MirrorResult:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=LONG_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=_short(f"mirror {len(request.resolved.files)} files of {request.resolved.repo}"),
+        summary=short(f"mirror {len(request.resolved.files)} files of {request.resolved.repo}"),
     )
 
 
@@ -139,13 +128,13 @@ async def discard_weights(weights: Weights) -> None:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=_short(f"discard {weights.model_id}"),
+        summary=short(f"discard {weights.model_id}"),
     )
 
 
 async def check_fit(request: CheckRequest) -> CheckResult:
     """check: reads a header and asks Fleet; 30 s is long."""
-    return await _run(
+    return await _run_or_cancelled(
         contract.CHECK_FIT,
         request,
         CheckResult,
@@ -153,13 +142,13 @@ async def check_fit(request: CheckRequest) -> CheckResult:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=_short(f"estimate {request.weights.model_id}"),
+        summary=short(f"estimate {request.weights.model_id}"),
     )
 
 
 async def check_repo(request: CheckRepoRequest) -> CheckResult:
     """check alone: reads the headers where the repo lies; a hundred of them from a slow hub take a minute."""
-    return await _run(
+    return await _run_or_cancelled(
         contract.CHECK_REPO,
         request,
         CheckResult,
@@ -167,7 +156,7 @@ async def check_repo(request: CheckRepoRequest) -> CheckResult:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=_short(f"check {request.resolved.repo}"),
+        summary=short(f"check {request.resolved.repo}"),
     )
 
 
@@ -187,7 +176,7 @@ async def place(request: PlaceRequest) -> PassPlan:
 
 async def smoke_test(request: SmokeRequest) -> SmokeResult:
     """smoke test: one completion; a cold 70B model needs seconds, a swapping one a minute."""
-    return await _run(
+    return await _run_or_cancelled(
         contract.SMOKE_TEST,
         request,
         SmokeResult,
@@ -195,7 +184,7 @@ async def smoke_test(request: SmokeRequest) -> SmokeResult:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=RetryPolicy(maximum_attempts=2),
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=_short(f"one completion of {request.model}"),
+        summary=short(f"one completion of {request.model}"),
     )
 
 
@@ -204,7 +193,7 @@ async def smoke_test(request: SmokeRequest) -> SmokeResult:
 
 async def preflight(node: str, request: PreflightRequest) -> PreflightResult:
     """Asks a candidate; one that does not answer in 10 s is asked again behind the others."""
-    return await _run(
+    return await _run_or_cancelled(
         node_contract.PREFLIGHT,
         request,
         PreflightResult,
@@ -214,7 +203,7 @@ async def preflight(node: str, request: PreflightRequest) -> PreflightResult:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=_short(f"preflight on {node}"),
+        summary=short(f"preflight on {node}"),
     )
 
 
@@ -231,7 +220,7 @@ async def prepare_shard(node: str, request: StartShard) -> PreparedShard:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=START_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=_short(f"prepare {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
+        summary=short(f"prepare {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
     )
 
 
@@ -247,7 +236,7 @@ async def reserve_port(node: str, request: ReservePort) -> ReservedPort:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=START_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=_short(f"a port for the rendezvous of {request.shard.replica} on {node}"),
+        summary=short(f"a port for the rendezvous of {request.shard.replica} on {node}"),
     )
 
 
@@ -267,7 +256,7 @@ async def start_shard(node: str, request: StartShard) -> StartedShard:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=START_RETRY,
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=_short(f"start {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
+        summary=short(f"start {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
     )
 
 
@@ -283,7 +272,7 @@ async def drain_shard(node: str, request: DrainShard) -> DrainedShard:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=_short(f"drain {request.shard.replica}/{request.shard.rank} on {node}"),
+        summary=short(f"drain {request.shard.replica}/{request.shard.rank} on {node}"),
     )
 
 
@@ -299,7 +288,7 @@ async def stop_shard(node: str, request: StopShard) -> StoppedShard:
         heartbeat_timeout=HEARTBEAT,
         retry_policy=QUICK_RETRY,
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=_short(f"stop {request.shard.replica}/{request.shard.rank} on {node}"),
+        summary=short(f"stop {request.shard.replica}/{request.shard.rank} on {node}"),
     )
 
 
@@ -317,38 +306,8 @@ async def attend(request: AttendRequest, terms: LeaseTerms) -> None:
         heartbeat_timeout=timedelta(seconds=terms.heartbeat_timeout_s),
         retry_policy=RetryPolicy(maximum_attempts=1),
         cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=_short(f"lease of {request.node}"),
+        summary=short(f"lease of {request.node}"),
     )
-
-
-# -- other workflows --------------------------------------------------------------------------------------------------
-
-
-async def tell(workflow_id: str, signal: str, message: Record) -> bool:
-    """Signal another workflow once; False when it does not run."""
-    try:
-        await workflow.get_external_workflow_handle(workflow_id).signal(signal, message)
-    except CancelledError:
-        raise
-    except FailureError:
-        return False
-    return True
-
-
-async def tell_surely(workflow_id: str, signal: str, message: Record, *, give_up_after_s: float | None = None) -> bool:
-    """Signal another workflow until it takes it; False when it still does not run after `give_up_after_s`."""
-    wait, deadline = 0.5, None if give_up_after_s is None else workflow.time() + give_up_after_s
-    while not await tell(workflow_id, signal, message):
-        if deadline is not None and workflow.time() >= deadline:
-            return False
-        await workflow.sleep(wait, summary=_short(f"{workflow_id} does not run"))
-        wait = min(SIGNAL_RETRY_MAX_S, wait * 2)
-    return True
-
-
-async def tell_fleet(cell: str, event: ReplicaEvent) -> None:
-    """Tell Fleet about a replica, for as long as it takes: a lost event would leave a reservation for ever."""
-    await tell_surely(contract.fleet_id(cell), "replica_changed", event)
 
 
 async def _run(activity: str, request: Record, result_type: type[ResultT], **options: Any) -> ResultT:
@@ -356,44 +315,10 @@ async def _run(activity: str, request: Record, result_type: type[ResultT], **opt
     return result
 
 
-# -- what came back ---------------------------------------------------------------------------------------------------
+async def _run_or_cancelled(activity: str, request: Record, result_type: type[ResultT], **options: Any) -> ResultT:
+    return await or_cancelled(_run(activity, request, result_type, **options))
 
 
-def failure_of(error: BaseException, *, node: str = "") -> Failure:
-    """The cause of a failed call as data."""
-    if isinstance(error, ActivityError) and error.cause is not None:
-        return failure_of(error.cause, node=node)
-    if is_cancelled_exception(error):
-        return Failure(reason=Reason.CANCELLED, detail="it was cancelled", node=node)
-    if isinstance(error, ActivityTimeout):
-        if error.type in (TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT) and node:
-            return Failure(reason=Reason.NODE_UNREACHABLE, detail=f"the agent of {node} does not answer", node=node)
-        return Failure(reason=Reason.INTERNAL, detail=f"it took too long ({error.type and error.type.name})", node=node)
-    if isinstance(error, ApplicationError):
-        if error.details and isinstance(error.details[0], dict) and "reason" in error.details[0]:
-            found = read_failure(error.details[0])
-            if found is None:
-                return Failure(reason=Reason.INTERNAL, detail=f"{error.type}: {error.message}", node=node)
-            return found if found.node or not node else found.model_copy(update={"node": node})
-        reason = Reason(error.type) if error.type in set(Reason) else Reason.INTERNAL
-        return Failure(reason=reason, detail=error.message, node=node)
-    return Failure(reason=Reason.INTERNAL, detail=str(error) or type(error).__name__, node=node)
-
-
-def ended_ns(error: BaseException) -> int:
-    """When the failed call ended where it ran, by that machine's clock; 0 where nobody said so."""
-    cause = error.cause if isinstance(error, ActivityError) else error
-    said = cause.details[1] if isinstance(cause, ApplicationError) and len(cause.details) > 1 else 0
-    return said if isinstance(said, int) else 0
-
-
-def failed(failure: Failure) -> ApplicationError:
-    """A workflow's own failure: the type is the reason, the detail the Failure."""
-    return ApplicationError(
-        failure.sentence, failure.model_dump(mode="json"), type=failure.reason.value, non_retryable=True
-    )
-
-
-def _short(summary: str) -> str:
-    # Temporal refuses summaries of 200 bytes and more.
+def short(summary: str) -> str:
+    """A summary as Temporal takes it: below 200 bytes."""
     return summary.encode()[:190].decode(errors="ignore")

@@ -37,7 +37,8 @@ from fleet.reasons import Failure, Reason, RefusedError
 from fleet.render import forced_sentence
 from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from fleet.steps import Cause
-from workflows import calls, messages
+from workflows import calls, messages, signals
+from workflows.failures import failed
 from workflows.fleet_jobs import FleetJobs
 from workflows.messages import (
     Ask,
@@ -167,7 +168,7 @@ class Fleet:
                 continue
             message = self._outbox[0]
             body = message.welcome or message.answer or message.status or message.turn or message.rejoin
-            if body is not None and not await calls.tell(message.workflow, message.signal, body):
+            if body is not None and not await signals.tell(message.workflow, message.signal, body):
                 self._jobs.forget(message.workflow)  # it ended; nobody waits there any more
                 self._news = True
             self._outbox.popleft()
@@ -320,12 +321,12 @@ class Fleet:
 
         def check(arg: Any = None) -> None:
             if arg is None and wish.argument is not Nothing:
-                raise calls.failed(Failure(reason=Reason.BAD_INPUT, detail=f"input: {name} needs an argument"))
+                raise failed(Failure(reason=Reason.BAD_INPUT, detail=f"input: {name} needs an argument"))
             try:
                 wish.check(self._state, arg)
                 wish.grant(self._state, arg, workflow.time())
             except RefusedError as refused:
-                raise calls.failed(refused.failure) from None
+                raise failed(refused.failure) from None
 
         for function in (grant, check):  # the SDK reads the argument's type from here
             function.__annotations__["arg"] = wish.argument | None

@@ -6,7 +6,9 @@ from activities.contract import fleet_id
 from fleet.job_queue import Turn
 from fleet.reasons import Failure, Reason
 from fleet.spec import JobKind
-from workflows import calls, messages
+from workflows import messages, signals
+from workflows.cancels import or_cancelled
+from workflows.failures import failed
 from workflows.messages import Answer, Ask, AskKind, ModelStatus
 from workflows.spans import TELL_FLEET, span, timed
 from workflows.steps import Step
@@ -53,7 +55,7 @@ class FleetLine:
         """Ask and wait for the answer. Raises ApplicationError with the reason of a refusal."""
         answer = await self.inquire(ask)
         if answer.failure is not None:
-            raise calls.failed(answer.failure)
+            raise failed(answer.failure)
         return answer
 
     async def inquire(self, ask: Ask) -> Answer:
@@ -102,7 +104,7 @@ class FleetLine:
             kind = AskKind.LEAVE
         else:
             return
-        told = calls.tell_surely(
+        told = signals.tell_surely(
             fleet_id(self.cell), messages.SIGNAL_ASK, self.asks(kind), give_up_after_s=FLEET_WAIT_S
         )
         await timed(TELL_FLEET, told)
@@ -112,5 +114,6 @@ class FleetLine:
 
     async def _tell(self, ask: Ask) -> None:
         fleet = fleet_id(self.cell)
-        if not await calls.tell_surely(fleet, messages.SIGNAL_ASK, ask, give_up_after_s=FLEET_WAIT_S):
-            raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} does not run: start worker.py"))
+        told = signals.tell_surely(fleet, messages.SIGNAL_ASK, ask, give_up_after_s=FLEET_WAIT_S)
+        if not await or_cancelled(told):
+            raise failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} does not run: start worker.py"))

@@ -21,6 +21,7 @@ from activities.node_contract import (
 from fleet.gangs import first_cause, may_be_echo
 from fleet.reasons import Failure, Reason
 from workflows import calls
+from workflows.failures import ended_ns, failed, failure_of
 from workflows.spans import answered, ends, past, span
 
 PORT_TRIES = 3
@@ -84,7 +85,7 @@ async def all_or_none(
         try:
             return await one
         except FailureError as error:
-            failures.append(calls.failure_of(error, node=node))
+            failures.append(failure_of(error, node=node))
             raise
 
     tasks = [asyncio.ensure_future(tracked(node, one)) for node, one in zip(nodes, work, strict=True)]
@@ -137,14 +138,14 @@ async def _asked(node: str, call: Callable[[int], Awaitable[AnswerT]]) -> Answer
     except (ActivityError, asyncio.CancelledError) as error:
         if not ends(error):
             raise
-        failure = calls.failure_of(error, node=node)
+        failure = failure_of(error, node=node)
         cancelled = is_cancelled_exception(error)
         if cancelled or failure.reason is Reason.NODE_UNREACHABLE:
             past("wait for node", begun, {"llmgw.node": node})  # one that is gone leaves no span of its own
-        answered(calls.ended_ns(error), begun)
+        answered(ended_ns(error), begun)
         if cancelled:
             raise
-        raise calls.failed(failure) from error
+        raise failed(failure) from error
     answered(answer.ended_ns, begun)
     return answer
 

@@ -15,6 +15,7 @@ from fleet.render import markdown, size
 from fleet.repos import default_name, parse_repo, weights_id
 from fleet.spec import ResolvedModel, Weights
 from workflows import calls
+from workflows.failures import failed, failure_of
 from workflows.job_details import resolved_detail
 from workflows.spans import WAIT_FOR_WORKER, asked_ns, past, span
 
@@ -35,14 +36,14 @@ class ModelCheck:
             wish = read_check(inputs, EXAMPLE)
             name = wish.name or default_name(parse_repo(wish.repo or ""))
         except LlmgwError as error:
-            raise calls.failed(error.failure) from None
+            raise failed(error.failure) from None
         attributes = {"llmgw.job": workflow.info().workflow_id, "llmgw.repo": wish.repo or "", "llmgw.model": name}
         with span("check model", attributes, start_ns=asked_ns()):
             past(WAIT_FOR_WORKER, asked_ns())
             try:
                 return await self._check(name, wish)
             except ActivityError as error:
-                raise calls.failed(calls.failure_of(error)) from error
+                raise failed(failure_of(error)) from error
 
     async def _check(self, name: str, wish: CheckWish) -> CheckReport:
         with span("registry", {}):
@@ -94,7 +95,7 @@ async def _preflight(checked: contract.CheckResult, resolved: ResolvedModel) -> 
             checked.candidate, PreflightRequest(engine=checked.engine, need=checked.need, weights=weights)
         )
     except ActivityError as error:
-        if calls.failure_of(error, node=checked.candidate).reason is not Reason.NODE_UNREACHABLE:
+        if failure_of(error, node=checked.candidate).reason is not Reason.NODE_UNREACHABLE:
             raise
         return None
 

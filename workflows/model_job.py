@@ -1,6 +1,5 @@
 """One job on one model: registry, mirror, check, catalog, placement, smoke test, each shown while it runs."""
 
-import asyncio
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -32,6 +31,8 @@ from fleet.tasks import task_of
 from fleet.trace_ids import trace_id_of
 from fleet.wishes import Applied
 from workflows import calls, messages, preflight
+from workflows.cancels import to_the_end
+from workflows.failures import failed, failure_of
 from workflows.fleet_line import FleetLine
 from workflows.job_details import (
     applied_detail,
@@ -213,7 +214,7 @@ class ModelJob:
         try:
             self._request = updated(answer.known or JobRequest(), self._request)
         except LlmgwError as error:
-            raise calls.failed(error.failure) from error
+            raise failed(error.failure) from error
         self._name = self._line.name = self._request.name or self._name
 
     async def _resolve(self, step: Step) -> ResolvedModel:
@@ -224,7 +225,7 @@ class ModelJob:
             try:
                 return await calls.resolve_model(request)
             except ActivityError as error:
-                failure = calls.failure_of(error)
+                failure = failure_of(error)
                 waited += failure.retry_after_s
                 if not failure.retry_after_s or waited > calls.HUB_WAIT_MAX_S:
                     raise
@@ -238,7 +239,7 @@ class ModelJob:
         try:
             return await preflight.check(request, step)
         except (ActivityError, ApplicationError) as error:
-            if calls.failure_of(error).reason is Reason.WEIGHTS_UNREADABLE and mirrored.outcome == "copied":
+            if failure_of(error).reason is Reason.WEIGHTS_UNREADABLE and mirrored.outcome == "copied":
                 await calls.discard_weights(mirrored.weights)  # nobody can use it, and it may be large
             raise
 
@@ -258,7 +259,7 @@ class ModelJob:
         self._line.applied = True
         answer = await self._line.ask(Ask(kind=AskKind.APPLY, job=workflow.info().workflow_id, spec=spec))
         if answer.applied is None:
-            raise calls.failed(Failure(reason=Reason.INTERNAL, detail="Fleet did not say what it applied"))
+            raise failed(Failure(reason=Reason.INTERNAL, detail="Fleet did not say what it applied"))
         step.say(applied_detail(self._name, answer.applied))
         return answer.applied
 
@@ -293,13 +294,13 @@ class ModelJob:
         cancelled = is_cancelled_exception(error)
         # Nothing half done: what this job did to the catalog and nobody has used yet is undone.
         await self._hang_up(take_back=cancelled or self._wait.take_back)
-        self._failure = calls.failure_of(error)
+        self._failure = failure_of(error)
         fail(root, self._failure)
         self._finish(JobState.CANCELLED if cancelled else JobState.FAILED, root, self._failure.line)
 
     async def _hang_up(self, *, take_back: bool) -> None:
-        # Shielded: a cancellation that comes now must not keep the next job from its turn.
-        await asyncio.shield(asyncio.ensure_future(self._line.hang_up(take_back=take_back)))
+        # A cancellation that comes now must not keep the next job from its turn.
+        await to_the_end(self._line.hang_up(take_back=take_back))
 
     def _finish(self, state: JobState, root: Span, detail: str) -> None:
         self._state = state
@@ -365,4 +366,4 @@ def _resolve_request(request: JobRequest) -> ResolveRequest:
 
 
 def _bad_input(sentence: str) -> Exception:
-    return calls.failed(Failure(reason=Reason.BAD_INPUT, detail=sentence))
+    return failed(Failure(reason=Reason.BAD_INPUT, detail=sentence))

@@ -25,7 +25,8 @@ from fleet.facts import ReplicaEvent
 from fleet.measures import contradiction
 from fleet.reasons import Failure, Reason
 from fleet.state import ReplicaState
-from workflows import calls, messages
+from workflows import calls, messages, signals
+from workflows.failures import failed
 from workflows.messages import Claim, NodeJoined, NodeLoads, NodeLost, NodeMeasured, ShardNews, Welcome
 from workflows.spans import fail, span
 
@@ -154,7 +155,7 @@ class Node:
         with span("node left" if left else "node lost", attributes, start_ns=self._alone_ns, root=True) as losing:
             if not left:
                 fail(losing, Failure(reason=Reason.NODE_LOST, detail=cause, node=self._node))
-            await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOST, lost)
+            await signals.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOST, lost)
 
     # -- the agent's calls --------------------------------------------------------------------------------------------
 
@@ -171,9 +172,9 @@ class Node:
         update = {"cell": request.cell or self._input.cell, "terms": request.terms or self._input.terms}
         self._input = self._input.model_copy(update=update)
         fleet = fleet_id(self._input.cell)
-        told = await calls.tell_surely(fleet, messages.SIGNAL_NODE_JOINED, joined, give_up_after_s=FLEET_WAIT_S)
+        told = await signals.tell_surely(fleet, messages.SIGNAL_NODE_JOINED, joined, give_up_after_s=FLEET_WAIT_S)
         if not told:
-            raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} does not run: start worker.py"))
+            raise failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} does not run: start worker.py"))
         try:
             await workflow.wait_condition(
                 lambda: request.incarnation in self._welcomes,
@@ -181,7 +182,7 @@ class Node:
                 timeout_summary="Fleet's answer to a join",
             )
         except TimeoutError as error:
-            raise calls.failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} did not answer the join")) from error
+            raise failed(Failure(reason=Reason.INTERNAL, detail=f"{fleet} did not answer the join")) from error
         welcome = self._welcomes.pop(request.incarnation)
         # No await from here to the answer: between two agents' joins the later one holds the node.
         returned = request.incarnation != self._incarnation or not (self._held or self._wanted)
@@ -216,10 +217,10 @@ class Node:
             workflow.logger.warning("node %s measured itself, which is not believed: %s", self._node, fault)
         elif report.inventory is not None:
             measured = NodeMeasured(node=self._node, incarnation=report.incarnation, inventory=report.inventory)
-            await calls.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_MEASURED, measured)
+            await signals.tell_surely(fleet_id(self._input.cell), messages.SIGNAL_NODE_MEASURED, measured)
         if report.loads:
             loads = NodeLoads(node=self._node, incarnation=report.incarnation, loads=report.loads)
-            await calls.tell(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOADS, loads)
+            await signals.tell(fleet_id(self._input.cell), messages.SIGNAL_NODE_LOADS, loads)
         for change in report.changes:
             await self._pass_on(change)
         return Reported()
@@ -272,7 +273,7 @@ class Node:
 
     async def _pass_on(self, change: ShardChange) -> None:
         replica = replica_id(change.shard.replica, self._input.cell)
-        if await calls.tell(replica, messages.SIGNAL_SHARD_CHANGED, ShardNews(change=change)):
+        if await signals.tell(replica, messages.SIGNAL_SHARD_CHANGED, ShardNews(change=change)):
             return
         if change.health is not ShardHealth.EXITED:
             return  # it still runs and holds its memory; a worker's round finds that its workflow is gone
@@ -283,7 +284,7 @@ class Node:
             state=ReplicaState.FAILED,
             failure=change.failure,
         )
-        await calls.tell_fleet(self._input.cell, event)
+        await signals.tell_fleet(self._input.cell, event)
 
     def _show(self, state: str, detail: str) -> None:
         workflow.upsert_search_attributes([STATE.value_set(state)])

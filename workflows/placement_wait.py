@@ -6,7 +6,7 @@ from fleet.job_queue import Waiting
 from fleet.reasons import Failure, Reason
 from fleet.room_deadline import RoomDeadline
 from fleet.spec import JobKind
-from workflows import calls
+from workflows.failures import failed
 from workflows.fleet_line import FleetLine
 from workflows.messages import AskKind, ModelStatus, Phase, Wait
 from workflows.spans import WAIT_FOR_WORKER, ends, link, past
@@ -71,9 +71,9 @@ class PlacementWait:
             if status.phase is goal:
                 return status
             if status.phase is Phase.FAILED and status.failure is not None:
-                raise calls.failed(status.failure)
+                raise failed(status.failure)
             if status.phase is Phase.REMOVED:
-                raise calls.failed(Failure(reason=Reason.CANCELLED, detail=f"{self._line.name} was removed meanwhile"))
+                raise failed(Failure(reason=Reason.CANCELLED, detail=f"{self._line.name} was removed meanwhile"))
 
     async def _news(self, goal: Phase) -> None:
         """Until Fleet has told something. A job gives way to a later one that wants the model otherwise, and gives up
@@ -105,11 +105,11 @@ class PlacementWait:
         self.take_back = True
         if behind is not None and not self._room.expired(workflow.time()):
             raise self._superseded(behind)
-        raise calls.failed(self._room.given_up(failure))
+        raise failed(self._room.given_up(failure))
 
     def _superseded(self, behind: Waiting) -> Exception:
         detail = f"{behind.job} on the same model came while this one waited for {self._line.name} to serve"
-        return calls.failed(Failure(reason=Reason.SUPERSEDED, detail=detail))
+        return failed(Failure(reason=Reason.SUPERSEDED, detail=detail))
 
     async def _no_room(self) -> Failure | None:
         return (await self._line.inquire(self._line.asks(AskKind.ROOM))).failure

@@ -8,6 +8,7 @@ from activities.node_contract import PreflightRequest, PreflightResult
 from fleet.reasons import Reason
 from fleet.render import size
 from workflows import calls
+from workflows.failures import failed, failure_of
 from workflows.steps import Step
 
 
@@ -32,15 +33,15 @@ async def check(request: CheckRequest, step: Step) -> CheckResult:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            failure = calls.failure_of(error, node=checked.candidate)
+            failure = failure_of(error, node=checked.candidate)
             late = workflow.time() - began >= calls.PREFLIGHT_WAIT_S
             # Jobs that began before failed here at once, and their histories say so.
             if failure.reason is not Reason.NODE_UNREACHABLE or late or not workflow.patched("preflight-again"):
-                raise calls.failed(failure) from error
+                raise failed(failure) from error
             request = request.model_copy(update={"silent": (*others, checked.candidate)})
             continue
         if found.failure is not None:
-            raise calls.failed(found.failure)
+            raise failed(found.failure)
         step.say(f"{checked.sentence}; {checked.candidate}: {_found(checked, found)}{waited}")
         return checked
 

@@ -9,7 +9,7 @@ from activities import contract
 from activities.contract import PassPlan, PlaceRequest, replica_id
 from fleet.state import Decision
 from fleet.steps import ENDS, Step, StepKind
-from workflows import calls, messages
+from workflows import calls, messages, signals
 from workflows.messages import Action, ReconcileInput, ReplicaInput, ToReplica
 from workflows.spans import WAIT_FOR_WORKER, asked_ns, link, past, span
 
@@ -64,7 +64,7 @@ class Reconcile:
         if step.kind is StepKind.REAP:
             signal = messages.SIGNAL_NODE_GONE
         command = ToReplica(generation=step.generation, reason=step.reason, lost=step.lost)
-        told = await calls.tell(replica_id(step.replica, cell), signal, command)
+        told = await signals.tell(replica_id(step.replica, cell), signal, command)
         if not told and step.kind is not StepKind.REAP and step.replica in plan.starts:
             # Its workflow is gone (somebody terminated it), but its engine may run: a new run stops it.
             await self._start(cell, step, plan, Action.STOP)
@@ -95,7 +95,7 @@ class Reconcile:
                 if attempt == 0:
                     # An older generation that still runs has no right to; this very one goes on undisturbed.
                     superseded = ToReplica(generation=step.generation)
-                    await calls.tell(replica_id(step.replica, cell), messages.SIGNAL_SUPERSEDED, superseded)
+                    await signals.tell(replica_id(step.replica, cell), messages.SIGNAL_SUPERSEDED, superseded)
                     if step.kind is StepKind.RESUME:
                         return
                 await workflow.sleep(START_AGAIN_S, summary="an older run is closing")

@@ -24,7 +24,9 @@ from fleet.peaks import Measured
 from fleet.reasons import Failure, Reason
 from fleet.render import markdown
 from fleet.state import ReplicaState
-from workflows import calls, messages
+from workflows import calls, messages, signals
+from workflows.cancels import or_cancelled, to_the_end
+from workflows.failures import failed, failure_of
 from workflows.gang import ECHO_S, Outcome, all_or_none, came_within, start_gang, start_shard
 from workflows.messages import Action, ReplicaInput, ShardNews, ToReplica
 from workflows.spans import (
@@ -97,12 +99,12 @@ class Replica:
         except asyncio.CancelledError:
             # A person cancelled it: stop what runs, and say so, before the workflow closes as cancelled.
             failure = Failure(reason=Reason.STOPPED_BY_HAND, detail="somebody cancelled the replica's workflow")
-            await asyncio.shield(asyncio.ensure_future(self._end_badly(failure)))
+            await to_the_end(self._end_badly(failure))
             raise
         except Exception as error:
             if ends(error):
                 # A fault of ours must not leave an engine running and a reservation that nobody ever gives back.
-                await self._end_badly(calls.failure_of(error))
+                await to_the_end(self._end_badly(failure_of(error)))
             raise
 
     async def _live(self) -> None:
@@ -132,9 +134,12 @@ class Replica:
             return self._event(ReplicaState.FAILED, failure=failure)
         return await self._lost()
 
+    async def _tell(self, event: ReplicaEvent) -> None:
+        await or_cancelled(signals.tell_fleet(self._input.cell, event))
+
     async def _tell_end(self, end: ReplicaEvent) -> None:
         self._show(end.state or "stopped", end.failure)
-        await calls.tell_fleet(self._input.cell, end)
+        await signals.tell_fleet(self._input.cell, end)
 
     # -- start --------------------------------------------------------------------------------------------------------
 
@@ -153,10 +158,10 @@ class Replica:
             self._trace = traceparent(starting)
             self._show(ReplicaState.STARTING)
             event = self._event(ReplicaState.STARTING, trace=self._trace)
-            await timed(TELL_FLEET, calls.tell_fleet(self._input.cell, event))
+            await timed(TELL_FLEET, self._tell(event))
             start = self._input.start
             if start is None:
-                raise calls.failed(Failure(reason=Reason.INTERNAL, detail="a start without shards was asked for"))
+                raise failed(Failure(reason=Reason.INTERNAL, detail="a start without shards was asked for"))
             started, failure = await self._start_shards(start, starting)
             if failure is not None:
                 fail(starting, failure)
@@ -169,7 +174,7 @@ class Replica:
             for shard in started:
                 self._note(shard.measured)
             event = self._event(ReplicaState.SERVING, endpoint=started[0].endpoint)
-            await timed(TELL_FLEET, calls.tell_fleet(self._input.cell, event))
+            await timed(TELL_FLEET, self._tell(event))
             return True
 
     async def _start_shards(self, start: StartShards, starting: Span) -> Outcome:
@@ -200,7 +205,7 @@ class Replica:
         if self._drained is not None and workflow.patched(DRAIN_ONCE):
             # Said again because the answer was late or lost: the answer is what is missing, not another drain.
             event = self._event(ReplicaState.DRAINED, left_in_flight=self._drained)
-            await calls.tell_fleet(self._input.cell, event)
+            await self._tell(event)
             return
         self._show(ReplicaState.DRAINING)
         deadline = self._input.start.drain_deadline_s if self._input.start is not None else 0.0
@@ -212,14 +217,14 @@ class Replica:
         for ended in await asyncio.gather(*drains, return_exceptions=True):
             if isinstance(ended, ActivityError):
                 # A shard that cannot be drained serves nobody either: its stop follows and finds out.
-                workflow.logger.warning("drain of %s: %s", self._input.replica, calls.failure_of(ended).line)
+                workflow.logger.warning("drain of %s: %s", self._input.replica, failure_of(ended).line)
             elif isinstance(ended, BaseException):
                 raise ended
             else:
                 left = ended.left_in_flight
         self._drained = left
         self._show(ReplicaState.DRAINED)
-        await calls.tell_fleet(self._input.cell, self._event(ReplicaState.DRAINED, left_in_flight=left))
+        await self._tell(self._event(ReplicaState.DRAINED, left_in_flight=left))
 
     async def _stop_shards(self) -> None:
         """Stop every shard, for as long as it takes: a shard that may run still holds its memory."""
@@ -246,7 +251,7 @@ class Replica:
             except ActivityError as error:
                 if is_cancelled_exception(error) and workflow.patched(LET_GO):
                     return
-                workflow.logger.warning("stop of %s: %s", self._input.replica, calls.failure_of(error).line)
+                workflow.logger.warning("stop of %s: %s", self._input.replica, failure_of(error).line)
                 await workflow.sleep(STOP_AGAIN_S, summary=f"{node} did not stop {self._input.replica}: again"[:190])
             else:
                 self._note(stopped.measured)
@@ -260,7 +265,7 @@ class Replica:
 
     async def _end_badly(self, failure: Failure) -> None:
         await self._stop_shards()
-        await calls.tell_fleet(self._input.cell, self._event(ReplicaState.FAILED, failure=failure))
+        await signals.tell_fleet(self._input.cell, self._event(ReplicaState.FAILED, failure=failure))
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from temporalio.exceptions import is_cancelled_exception
 from activities.contract import SEARCH_TRACE
 from fleet.reasons import Failure
 from fleet.trace_ids import trace_id_of
-from workflows.calls import failure_of
+from workflows.failures import failure_of
 
 TRACER = trace.get_tracer("llmgw.workflows")
 EPOCH = datetime.fromtimestamp(0, UTC)

@@ -9,7 +9,7 @@ from temporalio.exceptions import is_cancelled_exception
 
 from activities.contract import STEPS, StepState, StepStatus
 from fleet.metrics import JOB_STEP
-from workflows.calls import failed, failure_of
+from workflows.failures import failed, failure_of
 from workflows.numbers import measure
 from workflows.spans import ends, fail, instant, past, span
 
