@@ -60,6 +60,8 @@ REST_GRACE_S = 2.0
 DRAIN_ONCE = "drain-once"
 """Patch: a drain that is said again is answered again, and not done again."""
 
+BY_HAND = Failure(reason=Reason.STOPPED_BY_HAND, detail="somebody cancelled the replica's workflow")
+
 LET_GO = "let-go"
 """Patch: a stop that is given up, because its node is lost, is not tried again."""
 
@@ -96,15 +98,12 @@ class Replica:
         workflow.upsert_search_attributes([MODEL.value_set(input.model), NODE.value_set(node)])
         try:
             await self._live()
-        except asyncio.CancelledError:
-            # A person cancelled it: stop what runs, and say so, before the workflow closes as cancelled.
-            failure = Failure(reason=Reason.STOPPED_BY_HAND, detail="somebody cancelled the replica's workflow")
-            await to_the_end(self._end_badly(failure))
-            raise
-        except Exception as error:
-            if ends(error):
-                # A fault of ours must not leave an engine running and a reservation that nobody ever gives back.
-                await to_the_end(self._end_badly(failure_of(error)))
+        except BaseException as error:
+            if not ends(error):
+                raise
+            # A person cancelled it, or it is a fault of ours: neither may leave an engine running and a reservation
+            # that nobody ever gives back.
+            await to_the_end(self._end_badly(BY_HAND if is_cancelled_exception(error) else failure_of(error)))
             raise
 
     async def _live(self) -> None:
