@@ -97,6 +97,8 @@ class Membership:
         self._must_join = True
         self._joined_at = 0.0
         self._joins = 0
+        self._lost_lease = False
+        """Since the last join that was answered."""
         self._attending: set[int] = set()
         self._attends = 0
         self._updates = 0
@@ -122,6 +124,7 @@ class Membership:
                 return
             logger.warning("lease closed incarnation=%s", request.incarnation)
             if join == self._joins:  # otherwise a later join has replaced it already
+                self._lost_lease = True
                 self.rejoin()
             raise
         finally:
@@ -226,6 +229,9 @@ class Membership:
                     await operation.workflow_handle()  # it holds the same error and wants to be asked for it
             raise
         self._join_sent = None
+        # Where the join came to the node's workflow together with the end of the lease, it does not know of that end.
+        answer = answer.model_copy(update={"returned": answer.returned or self._lost_lease})
+        self._lost_lease = False
         self._joined_at = time.monotonic()
         self._inventory, self._measured_at = request.inventory, time.monotonic()
         logger.info("joined the fleet: %d running, %d claimed", len(request.shards), len(answer.claimed))

@@ -74,7 +74,9 @@ class TinyNode:
             self.lease.cancel()
         attend = AttendRequest(node=request.node, incarnation=request.incarnation)
         self.lease = asyncio.create_task(self._attend(attend))
-        return JoinAnswer(claimed=tuple(shard.shard for shard in request.shards))
+        # As if it never knew of a lease that ended.
+        first = len(self.seen["joins"]) == 1
+        return JoinAnswer(claimed=tuple(shard.shard for shard in request.shards), returned=first)
 
     async def _attend(self, request: AttendRequest) -> None:
         await workflow.execute_activity(
@@ -129,6 +131,8 @@ class Member:
     task: "asyncio.Task[None]"
     running: list[RunningShard] = field(default_factory=list)
     adopted: list[tuple[ShardRef, ...]] = field(default_factory=list)
+    returned: list[bool] = field(default_factory=list)
+    """What each of these was told: whether the agent came back."""
     taken: list[ShardChange] = field(default_factory=list)
 
     async def seen(self, what: str) -> Any:
@@ -151,6 +155,7 @@ async def member(client: Client, node: FakeNode, *, loads: Loads | None = None, 
 
     async def adopt(shards: tuple[RunningShard, ...], answer: JoinAnswer) -> None:
         made.adopted.append(answer.claimed)
+        made.returned.append(answer.returned)
 
     membership = Membership(
         node.config,
@@ -222,6 +227,7 @@ async def test_an_agent_whose_lease_is_closed_joins_again(client: Client, node: 
         await one.handle.signal(TinyNode.close_lease)
         await until(partial(one.times, "joins", 2), 20)
         await until(lambda: one.membership.attending)
+        assert one.returned == [True, True], "its own lease ended: it comes back, whatever the workflow knew"
 
 
 async def test_a_lease_that_a_later_join_replaced_is_not_missed(client: Client, node: FakeNode) -> None:
@@ -232,6 +238,7 @@ async def test_a_lease_that_a_later_join_replaced_is_not_missed(client: Client, 
         await until(lambda: one.membership.attending == 2)
         await until(lambda: one.membership.attending == 1, 20)  # the first one hears of its end by its heartbeat
         assert await one.seen("joins") == ["abc"] * 2
+        assert one.returned == [True, False], "it was a member all the time"
 
 
 async def test_a_node_whose_workflow_is_gone_starts_it_again(client: Client, node: FakeNode) -> None:
