@@ -27,6 +27,7 @@ gateway:
   port: 8080            # `ctl up` chooses another where this one is taken
 
 engine_key_file: engine.key       # what the engines ask of gateway and worker; agent.yaml names it too
+weights_token_file: weights.token # opens what only a node has, the hub being away; agent.yaml names it too
 
 metrics:
   enabled: true         # pages for Prometheus; the logs say at which ports
@@ -47,6 +48,10 @@ engine_key_file: engine.key
 
 engines:
   llamacpp: {}          # installed on first use
+
+weights:
+  token_file: weights.token       # who has it may read this node's weights: the worker, and other nodes
+  port: 0               # any free one
 
 metrics:
   enabled: true         # a page for Prometheus; the log says at which port
@@ -108,6 +113,11 @@ class Home:
         return self.path / "engine.key"
 
     @property
+    def weights_token(self) -> Path:
+        """What its node asks of whoever reads weights from it."""
+        return self.path / "weights.token"
+
+    @property
     def traces(self) -> Path:
         """Spans as OTLP JSON lines."""
         return self.path / "traces"
@@ -132,7 +142,8 @@ class Home:
             directory.mkdir(parents=True, exist_ok=True)
         _write_new(self.server_yaml, SERVER_YAML)
         _write_new(self.agent_yaml, AGENT_YAML.replace("%(node)s", default_node_name()))
-        _write_new(self.engine_key, secrets.token_hex(32) + "\n", mode=0o600)
+        for secret in (self.engine_key, self.weights_token):
+            _write_new(secret, secrets.token_hex(32) + "\n", mode=0o600)
 
     def server(self) -> ServerConfig:
         """server.yaml. Raises ConfigError."""

@@ -97,6 +97,20 @@ async def test_a_system_from_start_to_end(home: Home) -> None:
     assert set((await up(home, AskedPorts(*free_ports(3)), quiet)).parts) == set(STOP_ORDER)
 
 
+def test_a_new_home_has_secrets_that_its_parts_share(home: Home) -> None:
+    home.prepare()
+    server, agent = home.server(), home.agent()
+    for ours, theirs in (
+        (server.engine_key_file, agent.engine_key_file),
+        (server.weights_token_file, agent.weights.token_file),
+    ):
+        assert ours is not None
+        assert ours == theirs
+        assert ours.stat().st_mode & 0o777 == 0o600
+        assert len(ours.read_text(encoding="ascii").strip()) == 64
+    assert home.engine_key.read_text() != home.weights_token.read_text()
+
+
 async def test_a_part_that_dies_at_its_start_takes_the_rest_down_again(home: Home) -> None:
     home.prepare()
     (home.path / "agent.dies").touch()
