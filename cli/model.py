@@ -12,7 +12,7 @@ from cli.console import JsonFlag, note, print_json, print_table, run, say
 from cli.progress import LineProgress, progress
 from cli.session import Session, open_session
 from cli.views import MODEL_COLUMNS, JobView, model_row, model_views
-from fleet.render import duration
+from fleet.render import duration, speed
 from fleet.spec import JobRequest, Task
 from fleet.state import FleetState
 
@@ -103,7 +103,7 @@ async def _recent(limit: int) -> tuple[JobView, ...]:
 def answered(test: SmokeResult) -> str:
     """`it answered "Paris." in 0.5 s (6 tokens/s)`."""
     said = f'answered "{test.answer.strip()}"' if test.task is Task.GENERATE else f"gave {test.answer}"
-    return f"it {said} in {duration(test.seconds)} ({test.tokens_per_second:.3g} tokens/s)"
+    return f"it {said} in {duration(test.seconds)} ({speed(test.tokens_per_second)})"
 
 
 def _job_row(view: JobView) -> tuple[str, ...]:

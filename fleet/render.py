@@ -23,15 +23,21 @@ def size(count: int) -> str:
 
 def duration(seconds: float) -> str:
     """`12 ms`, `1.4 s`, `3 min 05 s`, `2 h 10 min`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def speed(tokens_per_second: float) -> str:
+    """`0.435 tokens/s`, `1234 tokens/s`: three digits, or all before the point."""
+    digits = f"{tokens_per_second:.3g}" if tokens_per_second < 999.5 else f"{tokens_per_second:.0f}"
+    return f"{digits} tokens/s"
 
 
 def forced_sentence(forced: ForcedEnd) -> str:

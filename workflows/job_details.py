@@ -2,7 +2,7 @@
 
 from activities.contract import MirrorResult, SmokeRequest, SmokeResult
 from fleet.endpoints import server_of
-from fleet.render import duration, size
+from fleet.render import duration, size, speed
 from fleet.spec import ResolvedModel, Task
 from fleet.wishes import Applied
 from workflows.messages import ModelStatus
@@ -38,9 +38,9 @@ def applied_detail(name: str, applied: Applied) -> str:
 
 def smoke_detail(result: SmokeResult) -> str:
     """`12 tokens in 0.4 s, 30 tokens/s`."""
-    speed = f"in {duration(result.seconds)}, {result.tokens_per_second:.0f} tokens/s"
+    took = f"in {duration(result.seconds)}, {speed(result.tokens_per_second)}"
     what = f"{result.completion_tokens} tokens" if result.task is Task.GENERATE else result.answer
-    return f"{what} {speed}"
+    return f"{what} {took}"
 
 
 def smoke_question(request: SmokeRequest) -> dict[str, str | int]:
