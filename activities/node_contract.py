@@ -150,22 +150,36 @@ class PreparedShard(Record):
 
 
 class ReservePort(Record):
-    """Keep a port for the rendezvous of a gang, on the node of its rank 0."""
+    """Keep a port for the rendezvous of a gang: rank 0's node chooses one, and then every other node keeps it too."""
 
     shard: ShardRef
     avoid: tuple[int, ...] = ()
     """Ports that turned out to be taken."""
+    port: int = 0
+    """Of the other ranks: the one that rank 0's node chose."""
     asked_ns: int = 0
     """As of a start."""
 
 
+class PortHolder(Record):
+    """Who has a port that a gang would have met at."""
+
+    port: int
+    pid: int = 0
+    """0 where that cannot be seen: it runs as somebody else, or has gone."""
+    name: str = ""
+    """What the process calls itself."""
+
+
 class ReservedPort(Record):
-    """Where the gang meets."""
+    """Where the gang meets. A node that was told a port and finds it among `taken` has kept none."""
 
     address: str
     port: int
     taken: tuple[int, ...] = ()
     """Ports before it in turn that were taken."""
+    holder: PortHolder | None = None
+    """Who has the first port that was found taken here; None where none was."""
     ended_ns: int = 0
     """As of a start."""
 

@@ -69,7 +69,7 @@ class Held(Record):
 
 
 class Meeting(Record):
-    """A port that is kept for the rendezvous of a gang whose rank 0 is here."""
+    """A port that is kept for the rendezvous of a gang of which a shard is here."""
 
     shard: ShardRef
     port: int
@@ -162,11 +162,15 @@ class Ledger:
 
         A port is not given out again at once: a client may still hold the address of the engine it served before.
         """
-        taken = {entry.port for entry in self._book.entries.values()}
-        taken |= {meeting.port for meeting in self._book.meetings.values()}
+        taken = self.given_out()
         ports = list(range(low, high + 1))
         start = ports.index(self._book.last_port) + 1 if self._book.last_port in ports else 0
         return [port for port in ports[start:] + ports[:start] if port not in taken]
+
+    def given_out(self) -> set[int]:
+        """The ports of engines, and those kept for rendezvous."""
+        kept = {meeting.port for meeting in self._book.meetings.values()}
+        return kept | {entry.port for entry in self._book.entries.values()}
 
     def note_port(self, port: int) -> None:
         """Remember a port that was given out."""

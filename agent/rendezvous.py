@@ -10,12 +10,14 @@ Nobody proves who it is: who reaches the port could also reach the engine's own 
 
 import asyncio
 import contextlib
+import os
 import time
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
 from activities.node_contract import GangPlace, ShardRef
+from agent.ports import holder_of
 from fleet.reasons import Reason, StepError
 from fleet.records import Record
 
@@ -71,9 +73,12 @@ async def gather(meeting: Meeting, endpoint: str) -> None:
     try:
         server = await asyncio.start_server(room.receive, place.address, place.port, limit=MAX_LINE)
     except OSError as error:
-        raise StepError(
-            Reason.PORT_IN_USE, f"{meeting.where} was taken before the rendezvous could open it: {error.strerror}"
-        ) from error
+        holder = await asyncio.to_thread(holder_of, place.address, place.port)
+        if holder.pid:
+            why = f"was taken by pid {holder.pid} ({holder.name}) before the rendezvous could open it"
+        else:
+            why = f"could not be opened for the rendezvous: {os.strerror(error.errno or 0)}"
+        raise StepError(Reason.PORT_IN_USE, f"{meeting.where} {why}") from error
     try:
         try:
             async with asyncio.timeout(meeting.within_s):

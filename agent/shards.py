@@ -90,12 +90,13 @@ class Shards:
 
     @activity.defn(name=RESERVE_PORT)
     async def reserve_port(self, request: ReservePort) -> ReservedPort:
-        """Keep a port for a gang's rendezvous on the node of its rank 0, until that ends."""
+        """Keep a port for a gang's rendezvous until its shard ends; as a further rank, the one that is asked for."""
         attributes = self._turns.attributes(request.shard)
         trace_wait(self._node, request.asked_ns)
-        with step("reserve port", attributes, kind=SpanKind.CONSUMER) as span, located(self._node):
-            reserved = self._turns.reserve(request)
-            span.set_attribute("llmgw.port", reserved.port)
+        name = "check port" if request.port else "reserve port"
+        with step(name, attributes, kind=SpanKind.CONSUMER) as span, located(self._node):
+            reserved = await self._turns.reserve(request)
+            span.set_attribute("llmgw.port", request.port or reserved.port)
             for port in reserved.taken:
                 span.add_event("port taken", {"llmgw.port": port})
             return reserved

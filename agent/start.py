@@ -97,6 +97,8 @@ class Starter:
         gpus = await self._checked_memory(request)
         python, brought = await self._provided(request, progress)
         with step("choose port"):  # and room for its log among those of all launches: both reach the disk
+            if request.gang is not None:
+                self.ledger.meet(request.shard, request.gang.port)  # an agent before this one may have kept it
             entry = self._entry(request, brought, gpus)
         if request.gang is not None:
             progress.at(StartPhase.RENDEZVOUS)
@@ -152,7 +154,6 @@ class Starter:
                 lead = await come(meeting)
                 silent = self.adapters[entry.engine].silent_ranks
                 return entry.model_copy(update={"lead": lead}) if silent else entry
-            self.ledger.meet(entry.shard, place.port)  # an agent before this one may have kept it
             await gather(meeting, entry.endpoint)
             return entry
 

@@ -26,7 +26,7 @@ from agent.ending import Ended
 from agent.layout import shard_key
 from agent.ledger import Entry
 from agent.peaks import Peaks
-from agent.ports import choose_port
+from agent.ports import choose_port, free_from, holder_of
 from agent.spans import step
 from agent.start import Progress, Starter
 from fleet.reasons import Reason, StepError
@@ -69,19 +69,28 @@ class Turns:
         brought = await self._starter.prepare(request, progress)
         return PreparedShard(shard=request.shard, node=self.node, weights_outcome=brought.outcome, ended_ns=ended_ns())
 
-    def reserve(self, request: ReservePort) -> ReservedPort:
-        """Keep a port for a gang's rendezvous until its rank 0 ends here; the same again is the same port.
+    async def reserve(self, request: ReservePort) -> ReservedPort:
+        """Keep a port for a gang's rendezvous until its shard ends here; the same again is the same port.
 
-        Raises StepError(PORT_IN_USE) where none is free.
+        One that another node chose is kept or answered as taken. Raises StepError(PORT_IN_USE) where none is free.
         """
         self._refuse_stale(request.shard)
-        address = self._starter.config.address
+        config = self._starter.config
         kept = self._ledger.meeting(request.shard)
-        if kept is not None and kept not in request.avoid:
-            return ReservedPort(address=address, port=kept, ended_ns=ended_ns())
-        chosen = choose_port(self._starter.config, self._ledger, request.avoid)
-        self._ledger.meet(request.shard, chosen.port)
-        return ReservedPort(address=address, port=chosen.port, taken=chosen.taken, ended_ns=ended_ns())
+        if kept is not None and kept not in request.avoid and request.port in (0, kept):
+            return ReservedPort(address=config.address, port=kept, ended_ns=ended_ns())
+        if request.port:
+            chosen = free_from(config, self._ledger, request.port)
+        else:
+            chosen = choose_port(config, self._ledger, request.avoid)
+        if request.port in (0, chosen.port):
+            self._ledger.meet(request.shard, chosen.port)
+        found = next((port for port in chosen.taken if port not in request.avoid), None)
+        # It reads all of /proc: half a second where thousands of processes run.
+        holder = await asyncio.to_thread(holder_of, config.address, found, self._ledger.entries()) if found else None
+        return ReservedPort(
+            address=config.address, port=chosen.port, taken=chosen.taken, holder=holder, ended_ns=ended_ns()
+        )
 
     async def start(self, request: StartShard, progress: Progress) -> StartedShard:
         """Have exactly this generation serve; what runs already is gone on with.

@@ -49,6 +49,12 @@ def forced_sentence(forced: ForcedEnd) -> str:
     )
 
 
+def port_taken(port: int, node: str, pid: int, name: str) -> str:
+    """`port 29500 is taken on n2 by pid 123 (python3)`; `pid` 0: by whom cannot be seen."""
+    holder = f"pid {pid} ({name})" if pid else "another process"
+    return f"port {port} is taken on {node} by {holder}"
+
+
 def requests(count: int) -> str:
     """`1 request`, `3 requests`."""
     return f"{count} request{'s' if count != 1 else ''}"

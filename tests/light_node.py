@@ -24,6 +24,7 @@ from activities.node_contract import (
     LeaseTerms,
     Leave,
     NodeInput,
+    PortHolder,
     PreflightRequest,
     PreflightResult,
     PreparedShard,
@@ -91,6 +92,11 @@ class LightNode:
         """What its join says of engines that ended before."""
         self.prepared: list[StartShard] = []
         self.reserved: list[ReservePort] = []
+        """As rank 0."""
+        self.checked: list[ReservePort] = []
+        """As a further rank."""
+        self.taken: dict[int, PortHolder] = {}
+        """Ports that somebody has there."""
         self.started: list[StartShard] = []
         self.stopped: list[ShardRef] = []
         self.drained: list[ShardRef] = []
@@ -202,8 +208,13 @@ class LightNode:
 
     @activity.defn(name=node_contract.RESERVE_PORT)
     async def reserve_port(self, request: ReservePort) -> ReservedPort:
-        self.reserved.append(request)
-        return ReservedPort(address="127.0.0.1", port=21000 + len(request.avoid))
+        (self.checked if request.port else self.reserved).append(request)
+        refused = {*self.taken, *request.avoid}
+        first = request.port or 21000
+        port = next(port for port in range(first, 65536) if port not in refused)
+        taken = tuple(range(first, port))
+        holder = next((self.taken[port] for port in taken if port not in request.avoid), None)
+        return ReservedPort(address="127.0.0.1", port=port, taken=taken, holder=holder)
 
     async def _beat(self) -> None:
         while True:

@@ -183,6 +183,7 @@ SPANS = (
     "send start",
     "prepare shard",
     "reserve port",
+    "check port",
     "start shard",
     "install engine",
     "fetch weights",

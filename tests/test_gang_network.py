@@ -1,8 +1,11 @@
 """A gang whose nodes lose the way to each other, in two network namespaces, with SGLang's stand-in for an engine."""
 
+import contextlib
 import re
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -10,11 +13,13 @@ import pytest
 
 from agent.layout import Layout
 from agent.ledger import Entry, Ledger
+from agent.processes import command_name
 from fleet.reasons import Reason
 from fleet.state import ReplicaRecord, ReplicaState
 from tests import namespaces, sglang_env
 from tests.namespaces import Network, cut
-from tests.system import System, system
+from tests.system import System, free_ports, system
+from tests.traced import find, tree_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("real_engine")
@@ -28,7 +33,14 @@ network = pytest.fixture(scope="module")(namespaces.pair)
 
 
 @pytest.fixture
-async def running(tmp_path: Path, network: Network) -> AsyncIterator[System]:
+def ports() -> tuple[int, int]:
+    """The same for both: each has a machine of its own."""
+    first = free_ports(10)
+    return first, first + 9
+
+
+@pytest.fixture
+async def running(tmp_path: Path, network: Network, ports: tuple[int, int]) -> AsyncIterator[System]:
     python = sglang_env.make(tmp_path / "sglang")
     async with system(tmp_path) as made, namespaces.reached_at(network.host, made.address) as address:
         made.start_worker(fleet={"restart": {"base_s": AGAIN_S}})
@@ -40,6 +52,7 @@ async def running(tmp_path: Path, network: Network) -> AsyncIterator[System]:
                 address=place.address,
                 engines={"sglang": {"bin": str(python)}},
                 rendezvous_s=2,
+                ports=list(ports),
             )
         await made.ready(*NODES)
         yield made
@@ -48,6 +61,42 @@ async def running(tmp_path: Path, network: Network) -> AsyncIterator[System]:
 def held(running: System) -> list[Entry]:
     """What the ledgers of both nodes have."""
     return [one for node in NODES for one in Ledger(Layout(running.home / node).ledger).entries()]
+
+
+@contextlib.contextmanager
+def listening(within: tuple[str, ...], port: int) -> Iterator[int]:
+    """Somebody else's service on every address there; its pid."""
+    program = f"import signal, socket; s = socket.create_server(('', {port})); print(flush=True); signal.pause()"
+    with subprocess.Popen([*within, sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+async def test_the_port_they_meet_at_is_free_on_every_node(
+    running: System, network: Network, ports: tuple[int, int], tmp_path: Path
+) -> None:
+    first = ports[0]
+    one, other = network.namespaces
+    with listening(one.within, first) as pid_1, listening(other.within, first + 1) as pid_2:
+        job = await running.job(sglang_env.over_two_nodes(tmp_path))
+        assert (await job.result()).smoke_test is not None
+        (start,) = find(await tree_of(running, job), "start replica")
+        name = command_name(pid_1)
+    told = [event.attributes["llmgw.detail"].split(": ") for event in start.span.events if event.name == "port taken"]
+    assert {taken for taken, _ in told} == {
+        f"port {first} is taken on n1 by pid {pid_1} ({name})",
+        f"port {first + 1} is taken on n2 by pid {pid_2} ({name})",
+    }
+    assert told[-1][1] == f"{first + 2} instead"
+    for node in NODES:
+        ledger = Ledger(Layout(running.home / node).ledger)
+        assert [ledger.meeting(entry.shard) for entry in ledger.entries()] == [first + 2]
+    (meeting,) = {node.span.attributes["llmgw.rendezvous"] for node in find(start, "rendezvous")}
+    assert meeting.endswith(f":{first + 2}")
 
 
 async def test_a_cut_link_fails_the_start_on_all_and_names_the_peer(

@@ -1,6 +1,7 @@
 """The shards of a gang on their nodes, with the stand-in engine: they meet, start, or leave nothing behind."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.node_contract import (
     GangPlace,
+    PortHolder,
     PreparedShard,
     ReservedPort,
     ReservePort,
@@ -22,6 +24,7 @@ from activities.node_contract import (
 )
 from agent.ports import port_is_free
 from agent.probe import Probe
+from agent.processes import command_name
 from agent.recovery import recover
 from fleet.reasons import Reason, StepError
 from tests.fake_engines.acts import assert_nothing_left
@@ -29,6 +32,7 @@ from tests.fake_engines.node import FakeAdapter, FakeNode
 from tests.waiting import until
 
 HEAD = ShardRef(replica="tiny-0", generation=1)
+OTHER = HEAD.model_copy(update={"rank": 1})
 
 
 @pytest.fixture
@@ -56,6 +60,10 @@ async def nodes(tmp_path: Path) -> AsyncIterator[list[FakeNode]]:
 
 async def reserve(node: FakeNode, *avoid: int) -> ReservedPort:
     return await ActivityEnvironment().run(node.shards.reserve_port, ReservePort(shard=HEAD, avoid=avoid))
+
+
+async def check(node: FakeNode, port: int) -> ReservedPort:
+    return await ActivityEnvironment().run(node.shards.reserve_port, ReservePort(shard=OTHER, port=port))
 
 
 def shard(node: FakeNode, rank: int, port: int, *knobs: str) -> StartShard:
@@ -164,12 +172,54 @@ async def test_a_port_that_is_taken_is_told_and_another_chosen(nodes: list[FakeN
     head, _ = nodes
     low = head.ports[0]
     with socket.create_server(("127.0.0.1", low)):
-        assert await reserve(head) == ReservedPort(address="127.0.0.1", port=low + 1, taken=(low,))
+        holder = PortHolder(port=low, pid=os.getpid(), name=command_name(os.getpid()))
+        assert await reserve(head) == ReservedPort(address="127.0.0.1", port=low + 1, taken=(low,), holder=holder)
     with socket.create_server(("127.0.0.1", low + 1)):
         with pytest.raises(StepError) as caught:
             await start(head, 0, low + 1)
         assert caught.value.failure.reason is Reason.PORT_IN_USE
     assert (await reserve(head, low + 1)).port not in (low, low + 1)
+
+
+async def test_the_other_nodes_look_at_the_port_and_keep_it(nodes: list[FakeNode]) -> None:
+    head, other = nodes
+    port = (await reserve(head)).port
+    assert await check(other, port) == ReservedPort(address="127.0.0.1", port=port)
+    assert other.ledger.meeting(OTHER) == port
+    with socket.create_server(("127.0.0.1", port)):
+        assert (await check(other, port)).taken == (), "asked again, when a peer may have begun to meet there"
+    starts = await asyncio.gather(start(head, 0, port), start(other, 1, port))
+    assert len(starts) == 2
+    assert other.ledger.meeting(OTHER) == port
+    await stop(head, 0)
+    await stop(other, 1)
+    assert other.ledger.meeting(OTHER) is None
+
+
+async def test_a_port_that_another_node_has_is_not_kept_and_told_with_its_holder(nodes: list[FakeNode]) -> None:
+    _, other = nodes
+    mine = other.ports[0]
+    await ActivityEnvironment().run(other.shards.start_shard, other.request(replica="alone-0"))
+    (engine,) = other.ledger.entries()
+    assert engine.process is not None
+    assert engine.port == mine
+    pid = engine.process.engine.pid
+    with socket.create_server(("0.0.0.0", mine + 1)):  # as a service of somebody else does
+        assert await check(other, mine) == ReservedPort(
+            address="127.0.0.1",
+            port=mine + 2,
+            taken=(mine, mine + 1),
+            holder=PortHolder(port=mine, pid=pid, name=command_name(pid)),
+        )
+        found = (await check(other, mine + 1)).holder
+        assert found == PortHolder(port=mine + 1, pid=os.getpid(), name=command_name(os.getpid()))
+    assert other.ledger.meeting(OTHER) is None
+    last = ReservePort(shard=OTHER, port=65535)
+    with (
+        socket.create_server(("127.0.0.1", 65535)),
+        pytest.raises(StepError, match="no port of 65535 to 65535 is free"),
+    ):
+        await ActivityEnvironment().run(other.shards.reserve_port, last)
 
 
 async def test_prepare_brings_the_weights_and_starts_nothing(nodes: list[FakeNode]) -> None:

@@ -64,6 +64,9 @@ def assert_traced(root: TraceNode) -> None:
         assert len(find(start, name)) == len(ADDRESSES), name
     assert {node.span.attributes["llmgw.node"] for node in find(start, "start shard")} == set(ADDRESSES)
     (reserved,) = find(start, "reserve port")
+    (checked,) = find(start, "check port")
+    assert checked.span.attributes["llmgw.port"] == reserved.span.attributes["llmgw.port"]
+    assert checked.span.attributes["llmgw.node"] != reserved.span.attributes["llmgw.node"]
     meetings = {node.span.attributes["llmgw.rendezvous"] for node in find(start, "rendezvous")}
     assert [meeting.rpartition(":")[2] for meeting in meetings] == [str(reserved.span.attributes["llmgw.port"])]
 

@@ -11,12 +11,13 @@ from temporalio.client import Client, WorkflowFailureError
 
 from activities import contract
 from activities.contract import QUERY_ROUTES, Routes
-from activities.node_contract import ShardRef, StartShard
+from activities.node_contract import PortHolder, ShardRef, StartShard
 from fleet.reasons import Failure, Reason, StepError
 from fleet.state import Policy, ReplicaRecord, ReplicaState, RestartPolicy
 from tests.control import Cell, control_plane
 from tests.light_node import LightNode
 from tests.waiting import until
+from workflows.gang import PORT_ROUNDS
 
 SERVE: dict[str, Any] = {"repo": "org/tiny", "name": "tiny", "nodes": 2}
 Start = Callable[[StartShard], Awaitable[None]]
@@ -97,6 +98,7 @@ async def test_all_shards_start_together_and_end_together(cell: Cell, nodes: lis
     assert whole(nodes, 1)
     assert [len(node.prepared) for node in nodes] == [1, 1]
     assert [len(node.reserved) for node in nodes] == [1, 0], "rank 0's node gives the port"
+    assert [[one.port for one in node.checked] for node in nodes] == [[], [21000]], "and the other looks at it"
     places = [node.started[0].gang for node in nodes]
     assert places[0] is not None
     assert places[0] == places[1]
@@ -153,6 +155,35 @@ async def test_a_port_that_is_taken_is_replaced_in_the_same_start(cell: Cell, no
     assert whole(nodes, 1)
     assert [request.avoid for request in nodes[0].reserved] == [(), (21000,)]
     assert [start.gang.port for start in nodes[1].started if start.gang] == [21000, 21001]
+
+
+async def test_a_port_taken_on_another_node_is_replaced_before_any_engine_starts(
+    cell: Cell, nodes: list[LightNode]
+) -> None:
+    nodes[0].taken = {21000: PortHolder(port=21000, pid=11, name="nginx")}
+    nodes[1].taken = {port: PortHolder(port=port, pid=123, name="python3") for port in (21001, 21002)}
+    await cell.run(SERVE)
+    assert whole(nodes, 1)
+    assert [request.avoid for request in nodes[0].reserved] == [(), (21000, 21001, 21002)]
+    assert [request.port for request in nodes[1].checked] == [21001, 21003]
+    assert [[start.gang.port for start in node.started if start.gang] for node in nodes] == [[21003], [21003]]
+
+
+async def test_a_port_that_no_node_of_the_gang_agrees_on_is_given_up_and_named(
+    cell: Cell, nodes: list[LightNode]
+) -> None:
+    """Each proposes what the other has: it ends after so many rounds, and Fleet tries again."""
+    for index, node in enumerate(nodes):
+        node.taken = {port: PortHolder(port=port, pid=7, name="x") for port in range(21000 + index, 21100, 2)}
+    await cell.start(SERVE)
+    failure = await given_up(cell)
+    last = 21000 + 2 * PORT_ROUNDS - 1
+    assert (failure.reason, failure.node) == (Reason.PORT_IN_USE, nodes[1].name)
+    assert failure.detail == (
+        f"port {last} is taken on {nodes[1].name} by pid 7 (x), and no port was free on every node "
+        f"in {PORT_ROUNDS} tries"
+    )
+    assert [node.started for node in nodes] == [[], []], "no engine was started"
 
 
 async def test_a_cancelled_job_leaves_nothing_on_any_node(cell: Cell, nodes: list[LightNode]) -> None:

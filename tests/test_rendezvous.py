@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from activities.node_contract import GangPlace, ShardRef
 from agent.interfaces import interface_of
 from agent.ledger import Entry, Ledger
 from agent.ports import choose_port, port_is_free
+from agent.processes import command_name
 from agent.rendezvous import Hello, Meeting, come, gather
 from fleet.reasons import Reason, StepError
 from fleet.spec import Engine
@@ -71,7 +73,14 @@ async def test_a_port_that_was_taken_meanwhile(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         reason, detail = await failure(asyncio.create_task(gather(meeting(port, 0), ENDPOINT)))
     assert reason is Reason.PORT_IN_USE
-    assert detail.startswith(f"127.0.0.1:{port} was taken before the rendezvous could open it: ")
+    name = command_name(os.getpid())
+    assert detail == f"127.0.0.1:{port} was taken by pid {os.getpid()} ({name}) before the rendezvous could open it"
+
+
+async def test_an_address_that_is_not_this_machines(port: int) -> None:
+    reason, detail = await failure(asyncio.create_task(gather(meeting(port, 0, address="192.0.2.77"), ENDPOINT)))
+    assert reason is Reason.PORT_IN_USE
+    assert detail == f"192.0.2.77:{port} could not be opened for the rendezvous: Cannot assign requested address"
 
 
 async def test_one_that_goes_away_has_not_come_and_may_come_again(port: int) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
@@ -11,6 +12,7 @@ from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exce
 
 from activities.node_contract import (
     GangPlace,
+    PortHolder,
     PreparedShard,
     ReservedPort,
     ReservePort,
@@ -20,12 +22,20 @@ from activities.node_contract import (
 )
 from fleet.gangs import first_cause, may_be_echo
 from fleet.reasons import Failure, Reason
+from fleet.render import port_taken
 from workflows import calls
 from workflows.failures import ended_ns, failed, failure_of
 from workflows.spans import answered, ends, past, span
 
 PORT_TRIES = 3
-"""Ports tried for one rendezvous. One that was free is taken within a second or two only by chance."""
+"""Starts at a port of their own. One that was free on all is taken within a second or two only by chance."""
+
+PORT_ROUNDS = 8
+"""Ports that rank 0's node proposes before each. Whoever has one taken names those after it that are taken too, so that
+a node's engines, which have a row of them, cost one round."""
+
+PORT_EVERYWHERE = "port-everywhere"
+"""Patch: the port is looked at on every node of the gang, and not on rank 0's alone."""
 
 ECHO_S = 3.0
 """From a failure that may be a peer's echo to the cause: an end is known within 0.2 s and told within a second more."""
@@ -49,26 +59,24 @@ async def start_shard(replica: str, node: str, shard: StartShard) -> StartedShar
 
 
 async def start_gang(replica: str, start: StartShards, starting: Span, interrupted: Interrupted) -> Outcome:
-    """Prepare every node, keep a port on rank 0's, start every shard; a port that turns out to be taken is replaced."""
+    """Prepare every node, keep one port on all, start every shard; a port that turns out to be taken is replaced."""
     nodes = start.nodes
     prepares = [_prepare(replica, node, shard) for node, shard in zip(nodes, start.shards, strict=True)]
     prepared, failure = await all_or_none(nodes, prepares, interrupted)
-    avoid: tuple[int, ...] = ()
-    while prepared is not None and len(avoid) < PORT_TRIES:
-        reserving = ReservePort(shard=start.shards[0].shard, avoid=avoid)
-        reserved, failure = await all_or_none(nodes[:1], [_reserve(nodes[0], reserving)], interrupted)
-        if reserved is None:
+    if prepared is None:
+        return Outcome(None, failure)
+    search = _PortSearch(start, starting, interrupted, everywhere=workflow.patched(PORT_EVERYWHERE))
+    for _ in range(PORT_TRIES):
+        place, failure = await search.agreed()
+        if place is None:
             break
-        place = GangPlace(nodes=nodes, address=reserved[0].address, port=reserved[0].port)
         placed = [shard.model_copy(update={"gang": place}) for shard in start.shards]
         starts = [start_shard(replica, node, shard) for node, shard in zip(nodes, placed, strict=True)]
         started, failure = await all_or_none(nodes, starts, interrupted, settle_s=ECHO_S)
         taken = failure is not None and failure.reason is Reason.PORT_IN_USE and failure.node == nodes[0]
-        if not taken:
+        if failure is None or not taken:
             return Outcome(started, failure)
-        avoid = (*avoid, place.port)
-        starting.add_event("port taken", {"llmgw.port": place.port}, timestamp=workflow.time_ns())
-        workflow.logger.warning("%s: port %d on %s was taken: another is chosen", replica, place.port, nodes[0])
+        search.turn_down(place.port, failure)
     return Outcome(None, failure)
 
 
@@ -116,6 +124,75 @@ async def came_within(seconds: float, condition: Callable[[], bool], what: str) 
     except TimeoutError:
         return False
     return True
+
+
+@dataclass
+class _PortSearch:
+    """The port at which a gang meets: chosen by rank 0's node, kept by every node."""
+
+    start: StartShards
+    starting: Span
+    interrupted: Interrupted
+    everywhere: bool
+    """Whether the other nodes are asked too."""
+    _avoid: tuple[int, ...] = ()
+    _taken: list[tuple[int, Failure]] = field(default_factory=list)
+    """What was turned down since one was chosen."""
+
+    async def agreed(self) -> tuple[GangPlace | None, Failure | None]:
+        """One that all keep; or why there is none, or neither where it is interrupted."""
+        lead, shard = self.start.nodes[0], self.start.shards[0].shard
+        for _ in range(PORT_ROUNDS):
+            reserving = ReservePort(shard=shard, avoid=self._avoid)
+            proposed, failure = await all_or_none([lead], [_reserve(lead, reserving)], self.interrupted)
+            if proposed is None:
+                return None, failure
+            (found,) = proposed
+            self._note(lead, found.taken, found.holder)
+            self._say(found.port)
+            failure = await self._asked_others(found.port)
+            if failure is not None or self.interrupted():
+                return None, failure
+            if not self._taken:
+                return GangPlace(nodes=self.start.nodes, address=found.address, port=found.port), None
+        _, last = self._taken[-1]
+        detail = f"{last.detail}, and no port was free on every node in {PORT_ROUNDS} tries"
+        return None, last.model_copy(update={"detail": detail})
+
+    def turn_down(self, port: int, failure: Failure) -> None:
+        """It turned out to be taken after all."""
+        self._avoid = (*self._avoid, port)
+        self._taken.append((port, failure))
+
+    async def _asked_others(self, port: int) -> Failure | None:
+        """Let them keep it, and note who cannot; why one did not answer."""
+        if not self.everywhere:
+            return None
+        nodes = self.start.nodes[1:]
+        keeping = [ReservePort(shard=start.shard, port=port) for start in self.start.shards[1:]]
+        keeps = [_reserve(node, one) for node, one in zip(nodes, keeping, strict=True)]
+        answers, failure = await all_or_none(nodes, keeps, self.interrupted)
+        for node, answer in zip(nodes, answers, strict=True) if answers is not None else ():
+            if port in answer.taken:
+                self._note(node, answer.taken, answer.holder or PortHolder(port=port))
+        return failure
+
+    def _note(self, node: str, taken: Sequence[int], holder: PortHolder | None) -> None:
+        self._avoid = (*self._avoid, *(port for port in taken if port not in self._avoid))
+        if holder is not None:
+            detail = port_taken(holder.port, node, holder.pid, holder.name)
+            self._taken.append((holder.port, Failure(reason=Reason.PORT_IN_USE, detail=detail, node=node)))
+
+    def _say(self, port: int) -> None:
+        for taken, failure in self._taken:
+            sentence = f"{failure.detail}: {port} instead"
+            self.starting.add_event(
+                "port taken",
+                {"llmgw.port": taken, "llmgw.node": failure.node, "llmgw.detail": sentence},
+                timestamp=workflow.time_ns(),
+            )
+            workflow.logger.warning("%s: %s", self.start.shards[0].shard.replica, sentence)
+        self._taken.clear()
 
 
 async def _prepare(replica: str, node: str, shard: StartShard) -> PreparedShard:
