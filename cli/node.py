@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from activities.contract import UPDATE_CORDON, UPDATE_DRAIN, UPDATE_UNCORDON, DrainArg, NameArg
-from cli.command_trace import run_traced
+from cli.command_trace import part, run_traced
 from cli.console import JsonFlag, print_json, print_table, run, say
 from cli.errors import CtlError
 from cli.session import Session, open_session
@@ -107,7 +107,8 @@ async def _drained(name: str, deadline: float, *, wait: bool) -> None:
     if not wait:
         return
     try:
-        await wait_until_empty(session, name, say)
+        with part("wait until empty"):
+            await wait_until_empty(session, name, say)
     except asyncio.CancelledError:
         say(f"the drain goes on: `ctl node list` shows it, `ctl node uncordon {name}` ends it")
         raise

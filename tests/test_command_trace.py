@@ -14,6 +14,7 @@ from cli.span_tree import tree
 from cli.spans import Span
 from cli.wall_time import covered
 from tests.conftest import temporal_binary
+from tests.control import control_plane
 from tests.ctl import Ctl, ctl_environment
 from tests.traced import WHOLE, spans_in
 
@@ -21,10 +22,12 @@ TRACE, PARENT = "ab" * 16, "cd" * 8
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 
 
-def home(tmp_path: Path, tracing: str = "{enabled: true, file: 'traces/{service}.jsonl'}") -> Path:
+def home(
+    tmp_path: Path, tracing: str = "{enabled: true, file: 'traces/{service}.jsonl'}", *, cell: str = "main"
+) -> Path:
     made = tmp_path / "home"
     made.mkdir()
-    (made / "server.yaml").write_text(f"cell: main\nmirror: {{path: mirror}}\ntracing: {tracing}\n")
+    (made / "server.yaml").write_text(f"cell: {cell}\nmirror: {{path: mirror}}\ntracing: {tracing}\n")
     return made
 
 
@@ -64,6 +67,22 @@ async def test_a_command_that_acts_is_a_root_and_its_job_hangs_beneath_it(client
     (top,) = tree(spans_in(path / "traces"), root.trace_id)
     assert covered((top,), (root.start_ns, parts[-1].end_ns)) >= WHOLE
     await client.get_workflow_handle(out.strip()).terminate()
+
+
+async def test_what_a_command_waits_for_after_it_asked_is_in_its_trace(client: Client, tmp_path: Path) -> None:
+    async with control_plane(client) as cell, cell.node("n1") as node, cell.node("n2") as other:
+        await node.join()
+        await cell.run({"repo": "file:/models/m.gguf", "name": "m"})
+        path = home(tmp_path, cell=cell.name)
+        draining = asyncio.create_task(ctl(client, path).run("node", "drain", node.name))
+        await other.join()
+        code, out, err = await draining
+        assert (code, out.splitlines()[-1]) == (0, f"node {node.name} is empty"), err
+    root = root_of(path)
+    parts = sorted((span for span in spans(path) if span.parent_id == root.span_id), key=lambda span: span.start_ns)
+    assert [span.name for span in parts] == ["start ctl", "connect", "tell fleet", "wait until empty"]
+    (top,) = tree(spans_in(path / "traces"), root.trace_id)
+    assert covered((top,), (root.start_ns, parts[-1].end_ns)) >= WHOLE
 
 
 async def test_the_callers_trace_goes_on(client: Client, tmp_path: Path) -> None:

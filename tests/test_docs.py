@@ -203,6 +203,7 @@ SPANS = (
     "get model",
     "connect",
     "start job",
+    "wait until empty",
 )
 
 
