@@ -42,6 +42,7 @@ from activities.node_contract import (
     StoppedShard,
     StopShard,
 )
+from agent.__main__ import LEASE_BEATS
 from fleet.reasons import Failure
 from fleet.spec import Engine
 from fleet.state import CPU, Device, EngineOffer, Inventory
@@ -125,6 +126,7 @@ class LightNode:
                 activities=calls,  # type: ignore[arg-type]
                 graceful_shutdown_timeout=timedelta(0),
                 max_concurrent_activity_task_polls=1,
+                max_heartbeat_throttle_interval=timedelta(seconds=self.terms.heartbeat_timeout_s * LEASE_BEATS),
             )
             await self._stack.enter_async_context(worker)
         return self
