@@ -40,8 +40,7 @@ def target(model: ModelRecord, replicas: Collection[ReplicaRecord], now: float, 
         replica.state in (ReplicaState.PLACED, ReplicaState.STARTING) and replica.id not in ended
         for replica in replicas
     )
-    busy = any(replica.in_flight for replica in replicas if replica.state in LOADED)  # what failed works on nothing
-    if scaling.min == 0 and not starting and not busy and now - used >= scaling.idle_after_s:
+    if scaling.min == 0 and not starting and not busy(replicas) and now - used >= scaling.idle_after_s:
         return Target(0, f"no request for {scaling.idle_after_s:g} s")
     if current == 0 and model.used_at <= model.scaled_at:
         return Target(0, "nobody asks for it")
@@ -54,6 +53,11 @@ def target(model: ModelRecord, replicas: Collection[ReplicaRecord], now: float, 
     if asked < current and load <= room and now - model.scaled_at >= scaling.cooldown_s:
         return Target(asked, reason)
     return Target(min(max(current, scaling.min), scaling.max), reason)
+
+
+def busy(replicas: Iterable[ReplicaRecord]) -> bool:
+    """Whether one of them works on a request, however old that is; what failed works on nothing."""
+    return any(replica.in_flight for replica in replicas if replica.state in LOADED)
 
 
 def moments(model: ModelRecord, replicas: Collection[ReplicaRecord]) -> Iterable[float]:

@@ -6,7 +6,7 @@ Whatever is ended, is ended only if the replica then fits; and the room it gives
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fleet.demand import PAST_S, load_at
+from fleet.demand import PAST_S, busy, load_at
 from fleet.draft import CAN_GO, GOING_STATES, Draft
 from fleet.placement import Candidates, place
 from fleet.render import size
@@ -155,9 +155,10 @@ def _idle(draft: Draft, model: ModelRecord) -> list[ModelRecord]:
 
 
 def _idle_since(draft: Draft, model: ModelRecord) -> float:
-    """When it last had something to do; a start under way, or just done, is something."""
-    since = _served_since(draft.replicas[model.spec.id])
-    return draft.now if since is None else max(model.used_at, model.applied_at, since)
+    """When it last had something to do; a start under way, or just done, is something, but none that this plan ends."""
+    replicas = [other for other in draft.replicas[model.spec.id] if other.id not in draft.ended]
+    since = _served_since(replicas)
+    return draft.now if since is None or busy(replicas) else max(model.used_at, model.applied_at, since)
 
 
 def _served_since(replicas: Iterable[ReplicaRecord]) -> float | None:

@@ -88,6 +88,24 @@ def test_a_model_that_room_is_made_for_is_not_evicted_in_the_same_pass() -> None
     assert state.models["a"].waiting == "a would fit, but that room is kept for b"
 
 
+def test_a_start_that_a_new_version_ends_does_not_keep_its_model_from_being_idle() -> None:
+    """Found by the state machine: the pass that ended it did not evict the model for another, and the next one did."""
+    elastic = Scaling(min=0, max=2, target_in_flight=1, idle_after_s=1000)
+    state = node_joined(FleetState(), "n1", "i1", inventory(memory=7 * GIB), 100)
+    state = serving(apply(state, spec("b", memory=GIB, scaling=elastic), 100)[0], 100)
+    state, _ = apply(state, spec("b", memory=5 * GIB, scaling=elastic), 110)
+    state = commit(state, plan(state, 110), 110)
+    assert [replica.state for replica in state.replicas.values()] == [ReplicaState.SERVING, ReplicaState.PLACED]
+    state, _ = apply(state, spec("b", memory=6 * GIB, scaling=elastic), 120)
+    state, _ = apply(state, spec("c", memory=7 * GIB), 130)
+    decided = plan(state, 190)
+    assert [(step.kind, step.replica) for step in decided.steps if step.decision is None] == [
+        (StepKind.STOP, "b-1"),
+        (StepKind.EVICT, "b-0"),
+    ]
+    assert plan(commit(state, decided, 190), 190).quiet
+
+
 def serving(state: FleetState, now: float) -> FleetState:
     """A pass, and every replica of it serves."""
     state = commit(state, plan(state, now), now)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fleet.commits import commit, moved
+from fleet.demand import LOADED
 from fleet.facts import Load, ReplicaEvent, loaded, node_joined, node_lost, node_measured, replica_changed, used
 from fleet.measures import contradiction
 from fleet.planning import next_deadline, plan
@@ -256,9 +257,9 @@ class FleetMachine(RuleBasedStateMachine):
         # Reaping frees what the next pass places; apart from that a plan leaves nothing for another.
         if not any(step.kind is StepKind.REAP for step in decided.steps):
             assert again.quiet, again
-        self.victims_are_less_important(decided)
+        self.victims_are_less_important(before, decided)
 
-    def victims_are_less_important(self, decided: Plan) -> None:
+    def victims_are_less_important(self, before: FleetState, decided: Plan) -> None:
         """Preemption takes strictly lower priorities, eviction idle models that may go to zero."""
         for step in decided.steps:
             victim = self.state.models[step.model].spec if step.model in self.state.models else None
@@ -269,6 +270,8 @@ class FleetMachine(RuleBasedStateMachine):
                 assert victim is not None
                 assert victim.scaling is not None
                 assert victim.scaling.min == 0
+                working = [one.id for one in before.replicas.values() if one.model == step.model and one.in_flight]
+                assert not [name for name in working if before.replicas[name].state in LOADED], "not idle: it works"
 
     @precondition(lambda self: bool(self.state.replicas))
     @rule(

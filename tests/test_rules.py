@@ -242,6 +242,15 @@ def test_models_that_may_not_go_to_zero_or_are_in_use_are_not_evicted() -> None:
     assert [step.kind for step in plan(state, 201.0).steps] == [StepKind.SCALE_UP]
 
 
+def test_a_model_that_works_on_an_old_request_is_not_idle() -> None:
+    """Its node tells of a request that lasts only every minute, and by then it would have been evicted."""
+    elastic = Scaling(min=0, max=1, target_in_flight=4, idle_after_s=10_000.0)
+    state = crowded(spec("a", scaling=elastic, memory=4 * GIB))
+    state, _ = apply(busy(state, 1, 20.0), spec("c", memory=4 * GIB), 85.0)
+    assert [step.kind for step in plan(state, 90.0).steps] == [StepKind.SCALE_UP]
+    assert text(plan(busy(state, 0, 95.0), 160.0))[0].startswith("evict a-0")
+
+
 def test_preemption_takes_the_fewest_and_cheapest_of_lower_priority() -> None:
     state = crowded(spec("small", priority=1), spec("large", memory=3 * GIB, priority=1))
     state, _ = apply(state, spec("vip", memory=3 * GIB, priority=90), 20.0)
