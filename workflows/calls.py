@@ -84,7 +84,13 @@ HEARTBEAT = timedelta(seconds=5)
 """Of every call that is no lease: what a killed worker or agent was doing is tried again after it. Beats come from
 `runtime/interceptors.py`; such calls are few at a time, so they cost the server nothing to speak of."""
 
-ResultT = TypeVar("ResultT", bound=Record)
+TRY_CANCEL = ActivityCancellationType.TRY_CANCEL
+"""The workflow goes on at once: for what leaves nothing half done, or is asked to end by other means."""
+
+WAIT_CANCELLED = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+"""The workflow waits until the activity has cleaned up after itself."""
+
+ResultT = TypeVar("ResultT")
 
 
 # -- control plane ----------------------------------------------------------------------------------------------------
@@ -96,12 +102,11 @@ async def resolve_model(request: ResolveRequest) -> ResolvedModel:
         contract.RESOLVE_MODEL,
         request,
         ResolvedModel,
-        start_to_close_timeout=timedelta(minutes=2),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
+        within=timedelta(minutes=2),
+        retry=QUICK_RETRY,
         # It leaves nothing half done, and a hub that hangs holds its thread for 20 s.
-        cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=short(f"look up {request.repo}"),
+        on_cancel=TRY_CANCEL,
+        summary=f"look up {request.repo}",
     )
 
 
@@ -111,24 +116,21 @@ async def mirror_model(request: MirrorRequest) -> MirrorResult:
         contract.MIRROR_MODEL,
         request,
         MirrorResult,
-        start_to_close_timeout=timedelta(days=1),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=LONG_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=short(f"mirror {len(request.resolved.files)} files of {request.resolved.repo}"),
+        within=timedelta(days=1),
+        retry=LONG_RETRY,
+        summary=f"mirror {len(request.resolved.files)} files of {request.resolved.repo}",
     )
 
 
 async def discard_weights(weights: Weights) -> None:
     """After a check that found the files unusable: their copy in the mirror goes."""
-    await workflow.execute_activity(
+    await _run(
         contract.DISCARD_WEIGHTS,
         weights,
-        start_to_close_timeout=timedelta(minutes=2),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=short(f"discard {weights.model_id}"),
+        type(None),
+        within=timedelta(minutes=2),
+        retry=QUICK_RETRY,
+        summary=f"discard {weights.model_id}",
     )
 
 
@@ -138,11 +140,9 @@ async def check_fit(request: CheckRequest) -> CheckResult:
         contract.CHECK_FIT,
         request,
         CheckResult,
-        start_to_close_timeout=timedelta(seconds=30),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=short(f"estimate {request.weights.model_id}"),
+        within=timedelta(seconds=30),
+        retry=QUICK_RETRY,
+        summary=f"estimate {request.weights.model_id}",
     )
 
 
@@ -152,11 +152,9 @@ async def check_repo(request: CheckRepoRequest) -> CheckResult:
         contract.CHECK_REPO,
         request,
         CheckResult,
-        start_to_close_timeout=timedelta(minutes=3),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=short(f"check {request.resolved.repo}"),
+        within=timedelta(minutes=3),
+        retry=QUICK_RETRY,
+        summary=f"check {request.resolved.repo}",
     )
 
 
@@ -166,10 +164,8 @@ async def place(request: PlaceRequest) -> PassPlan:
         contract.PLACE,
         request,
         PassPlan,
-        start_to_close_timeout=timedelta(seconds=20),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        within=timedelta(seconds=20),
+        retry=QUICK_RETRY,
         summary="plan this pass",
     )
 
@@ -180,11 +176,9 @@ async def smoke_test(request: SmokeRequest) -> SmokeResult:
         contract.SMOKE_TEST,
         request,
         SmokeResult,
-        start_to_close_timeout=timedelta(seconds=90),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=RetryPolicy(maximum_attempts=2),
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=short(f"one completion of {request.model}"),
+        within=timedelta(seconds=90),
+        retry=RetryPolicy(maximum_attempts=2),
+        summary=f"one completion of {request.model}",
     )
 
 
@@ -197,13 +191,12 @@ async def preflight(node: str, request: PreflightRequest) -> PreflightResult:
         node_contract.PREFLIGHT,
         request,
         PreflightResult,
-        task_queue=contract.node_queue(node),
-        schedule_to_start_timeout=timedelta(seconds=10),
-        start_to_close_timeout=timedelta(seconds=20),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=short(f"preflight on {node}"),
+        node=node,
+        queue_wait=timedelta(seconds=10),
+        within=timedelta(seconds=20),
+        retry=QUICK_RETRY,
+        on_cancel=TRY_CANCEL,
+        summary=f"preflight on {node}",
     )
 
 
@@ -214,13 +207,10 @@ async def prepare_shard(node: str, request: StartShard) -> PreparedShard:
         node_contract.PREPARE_SHARD,
         request,
         PreparedShard,
-        task_queue=contract.node_queue(node),
-        schedule_to_start_timeout=NODE_QUEUE_WAIT,
-        start_to_close_timeout=timedelta(days=1),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=START_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=short(f"prepare {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
+        node=node,
+        within=timedelta(days=1),
+        retry=START_RETRY,
+        summary=f"prepare {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}",
     )
 
 
@@ -230,13 +220,11 @@ async def reserve_port(node: str, request: ReservePort) -> ReservedPort:
         node_contract.RESERVE_PORT,
         request,
         ReservedPort,
-        task_queue=contract.node_queue(node),
-        schedule_to_start_timeout=NODE_QUEUE_WAIT,
-        start_to_close_timeout=timedelta(seconds=20),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=START_RETRY,
-        cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=short(f"a port for the rendezvous of {request.shard.replica} on {node}"),
+        node=node,
+        within=timedelta(seconds=20),
+        retry=START_RETRY,
+        on_cancel=TRY_CANCEL,
+        summary=f"a port for the rendezvous of {request.shard.replica} on {node}",
     )
 
 
@@ -250,13 +238,10 @@ async def start_shard(node: str, request: StartShard) -> StartedShard:
         node_contract.START_SHARD,
         request,
         StartedShard,
-        task_queue=contract.node_queue(node),
-        schedule_to_start_timeout=NODE_QUEUE_WAIT,
-        start_to_close_timeout=timedelta(days=1),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=START_RETRY,
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        summary=short(f"start {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}"),
+        node=node,
+        within=timedelta(days=1),
+        retry=START_RETRY,
+        summary=f"start {shard.replica}/{shard.rank} (generation {shard.generation}) on {node}",
     )
 
 
@@ -266,13 +251,11 @@ async def drain_shard(node: str, request: DrainShard) -> DrainedShard:
         node_contract.DRAIN_SHARD,
         request,
         DrainedShard,
-        task_queue=contract.node_queue(node),
-        schedule_to_start_timeout=NODE_QUEUE_WAIT,
-        start_to_close_timeout=timedelta(seconds=request.deadline_s + 30),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=short(f"drain {request.shard.replica}/{request.shard.rank} on {node}"),
+        node=node,
+        within=timedelta(seconds=request.deadline_s + 30),
+        retry=QUICK_RETRY,
+        on_cancel=TRY_CANCEL,
+        summary=f"drain {request.shard.replica}/{request.shard.rank} on {node}",
     )
 
 
@@ -282,13 +265,11 @@ async def stop_shard(node: str, request: StopShard) -> StoppedShard:
         node_contract.STOP_SHARD,
         request,
         StoppedShard,
-        task_queue=contract.node_queue(node),
-        schedule_to_start_timeout=NODE_QUEUE_WAIT,
-        start_to_close_timeout=timedelta(minutes=2),
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=QUICK_RETRY,
-        cancellation_type=ActivityCancellationType.TRY_CANCEL,
-        summary=short(f"stop {request.shard.replica}/{request.shard.rank} on {node}"),
+        node=node,
+        within=timedelta(minutes=2),
+        retry=QUICK_RETRY,
+        on_cancel=TRY_CANCEL,
+        summary=f"stop {request.shard.replica}/{request.shard.rank} on {node}",
     )
 
 
@@ -305,18 +286,41 @@ async def attend(request: AttendRequest, terms: LeaseTerms) -> None:
         start_to_close_timeout=timedelta(days=3650),
         heartbeat_timeout=timedelta(seconds=terms.heartbeat_timeout_s),
         retry_policy=RetryPolicy(maximum_attempts=1),
-        cancellation_type=ActivityCancellationType.TRY_CANCEL,
+        cancellation_type=TRY_CANCEL,
         summary=short(f"lease of {request.node}"),
     )
 
 
-async def _run(activity: str, request: Record, result_type: type[ResultT], **options: Any) -> ResultT:
-    result: ResultT = await workflow.execute_activity(activity, request, result_type=result_type, **options)
-    return result
+async def _run(
+    activity: str,
+    request: Record,
+    result: type[ResultT],
+    *,
+    within: timedelta,
+    retry: RetryPolicy,
+    summary: str,
+    on_cancel: ActivityCancellationType = WAIT_CANCELLED,
+    node: str = "",
+    queue_wait: timedelta = NODE_QUEUE_WAIT,
+) -> ResultT:
+    """One activity, on the control plane or on a node; `within` is the longest of one attempt."""
+    answer: ResultT = await workflow.execute_activity(
+        activity,
+        request,
+        result_type=result,
+        task_queue=contract.node_queue(node) if node else None,
+        schedule_to_start_timeout=queue_wait if node else None,
+        start_to_close_timeout=within,
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=retry,
+        cancellation_type=on_cancel,
+        summary=short(summary),
+    )
+    return answer
 
 
-async def _run_or_cancelled(activity: str, request: Record, result_type: type[ResultT], **options: Any) -> ResultT:
-    return await or_cancelled(_run(activity, request, result_type, **options))
+async def _run_or_cancelled(activity: str, request: Record, result: type[ResultT], **how: Any) -> ResultT:
+    return await or_cancelled(_run(activity, request, result, **how))
 
 
 def short(summary: str) -> str:
