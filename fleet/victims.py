@@ -156,8 +156,8 @@ def _idle(draft: Draft, model: ModelRecord) -> list[ModelRecord]:
 
 def _idle_since(draft: Draft, model: ModelRecord) -> float:
     """When it last had something to do; a start under way, or just done, is something, but none that this plan ends."""
-    replicas = [other for other in draft.replicas[model.spec.id] if other.id not in draft.ended]
-    since = _served_since(replicas)
+    replicas = draft.replicas[model.spec.id]
+    since = _served_since(other for other in replicas if other.id not in draft.ended)
     return draft.now if since is None or busy(replicas) else max(model.used_at, model.applied_at, since)
 
 
