@@ -146,24 +146,25 @@ class Turns:
         """Wait until nothing is in flight; what is left at the deadline. An engine nobody reaches has nothing.
 
         It also waits until no gateway sends to it any more, as one may not have read yet that it is off the routes;
-        and until nobody is connected: an engine does not count a request that it has not read yet. It closes by
-        itself, after five seconds, what is connected and asks nothing.
+        and until nobody is connected: an engine does not count a request that it has not read yet, nor an answer that
+        its client has not taken yet. It closes by itself, after five seconds, what is connected and asks nothing.
         """
         began = time.monotonic()
         deadline = began + deadline_s
         quiet = 0
         while entry.process is not None and self._supervisor.runs(entry.process):
             metrics = await self._starter.probe.metrics(entry.endpoint)
-            count = self._adapters[entry.engine].in_flight(metrics) if metrics is not None else 0
+            if metrics is None:
+                return 0
+            count = self._adapters[entry.engine].in_flight(metrics)
+            connected = 0 if count else await asyncio.to_thread(clients, entry.endpoint)
             # A request on its way in is not counted yet: one empty look is not enough.
-            settled = time.monotonic() - began >= ROUTES_STALE_S and not await asyncio.to_thread(
-                clients, entry.endpoint
-            )
-            quiet = quiet + 1 if count == 0 and settled else 0
-            if metrics is None or quiet == 2:
+            settled = count == 0 and not connected and time.monotonic() - began >= ROUTES_STALE_S
+            quiet = quiet + 1 if settled else 0
+            if quiet == 2:
                 return 0
             if time.monotonic() >= deadline:
-                return count or 0
+                return count or connected  # each is connected: what does not say what it has, has at most these
             await asyncio.sleep(DRAIN_POLL_S)
         return 0
 

@@ -18,7 +18,7 @@ class Pulse:
     """What is known of an engine's work. Times are seconds of a clock that never goes back."""
 
     moved_at: float
-    """When it was seen to move last, or to have nothing to do; at first, when it was looked at first."""
+    """When it was seen to move last, later by as long as it then had nothing to do; at first, when it was looked at."""
     answered_at: float
     """When its metrics were answered last."""
     look: Look | None = None
@@ -26,10 +26,20 @@ class Pulse:
 
 
 def felt(pulse: Pulse, look: Look, now: float) -> Pulse:
-    """After one more answer. One that does not tell whether it works counts as movement: nothing speaks against it."""
+    """After one more answer. One that does not tell whether it works counts as movement: nothing speaks against it.
+
+    Time with nothing to do does not count, and takes nothing back: who asks an engine that hangs gives up, and comes
+    again, and no such request has moved anything.
+    """
+    before = pulse.look
     untold = look.in_flight is None or not look.progress
-    still = not untold and look.in_flight and pulse.look is not None and pulse.look.progress == look.progress
-    return Pulse(moved_at=pulse.moved_at if still else now, answered_at=now, look=look)
+    if untold or before is None or before.progress != look.progress:
+        moved_at = now
+    elif before.in_flight and look.in_flight:
+        moved_at = pulse.moved_at
+    else:
+        moved_at = pulse.moved_at + now - pulse.answered_at
+    return Pulse(moved_at=moved_at, answered_at=now, look=look)
 
 
 def why_hung(pulse: Pulse, now: float, hung_after_s: float, silent_after_s: float) -> str:

@@ -107,6 +107,7 @@ ALONE: dict[str, tuple[str, ...]] = {
     "agent/shim.py": (),
     "agent/engines/llamacpp_launcher.py": ("xllamacpp",),
     "agent/engines/beside/llmgw_guard.py": (),
+    "agent/engines/beside/llmgw_in_flight.py": ("prometheus_client",),
     "agent/engines/beside/llmgw_sglang.py": (),
     "cli/bootstrap.py": (),
 }

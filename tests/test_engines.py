@@ -13,6 +13,7 @@ import pytest
 from activities.node_contract import ShardRef
 from agent.engines import ADAPTERS
 from agent.engines.adapter import MAX_LINE, ExitStatus, Gang, Launch, gauge_sum, samples
+from agent.engines.vllm import BESIDE
 from agent.layout import Layout
 from agent.probe import Health, Probe
 from agent.supervisor import EngineProcess, Supervisor
@@ -70,16 +71,17 @@ def test_vllm_command_on_gpus() -> None:
     assert " ".join(adapter.command(Path("/env/bin/python"), ON_GPUS)) == (
         "/env/bin/python -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port 21005 "
         "--model /data/weights/tiny-abc --served-model-name tiny --max-model-len 2048 --max-num-seqs 4 "
-        "--shutdown-timeout 5 --tensor-parallel-size 2 --gpu-memory-utilization 0.1000 --dtype half"
+        "--shutdown-timeout 5 --middleware llmgw_in_flight.InFlight "
+        "--tensor-parallel-size 2 --gpu-memory-utilization 0.1000 --dtype half"
     )
-    assert adapter.environment(ON_GPUS) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    assert adapter.environment(ON_GPUS) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "PYTHONPATH": str(BESIDE)}
 
 
 @pytest.mark.parametrize(("memory", "cache"), [(8 * GIB, 3.375 * GIB), (5 * GIB, 0.375 * GIB), (0, GIB / 4)])
 def test_vllm_on_a_cpu_gets_its_cache_from_what_is_reserved(memory: int, cache: float) -> None:
     adapter, launch = ADAPTERS[Engine.VLLM], replace(LAUNCH, entry="", args=(), memory=memory)
     assert adapter.command(Path("p"), launch)[-3:] == ["--enforce-eager", "--kv-cache-memory-bytes", str(int(cache))]
-    assert adapter.environment(launch) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert adapter.environment(launch) == {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(BESIDE)}
 
 
 def test_sglang_command() -> None:
@@ -105,6 +107,7 @@ def test_vllm_in_a_gang(rank: int, flags: str) -> None:
     assert command.endswith(f"--nnodes 2 --node-rank {rank} --master-addr 10.0.0.1 --master-port 29500 {flags}")
     assert ADAPTERS[Engine.VLLM].environment(launch) == {
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
+        "PYTHONPATH": str(BESIDE),
         "VLLM_HOST_IP": "10.0.0.2",
         "NCCL_SOCKET_IFNAME": "eth1",
         "GLOO_SOCKET_IFNAME": "eth1",
@@ -141,15 +144,6 @@ def test_packages_are_exact(engine: Engine, gpus: bool, packages: tuple[str, ...
         (Engine.LLAMACPP, "llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n", 0),
         (Engine.LLAMACPP, "llamacpp:tokens_predicted_total 9\n", None),
         (Engine.LLAMACPP, "", None),
-        (
-            Engine.VLLM,
-            (
-                'vllm:num_requests_running{engine="0",model_name="a b"} 1.0\n'
-                'vllm:num_requests_waiting{engine="0",model_name="a b"} 2.0\n'
-                'vllm:num_requests_waiting_by_reason{reason="x"} 7.0\n'
-            ),
-            3,
-        ),
         (Engine.SGLANG, 'sglang:num_running_reqs{model_name="m"} 4.0\nsglang:num_queue_reqs{model_name="m"} 0.0\n', 4),
     ],
 )

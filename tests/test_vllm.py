@@ -19,7 +19,8 @@ import pytest
 
 from activities.node_contract import ShardRef
 from agent.engines import ADAPTERS
-from agent.engines.adapter import ExitStatus, Launch
+from agent.engines.adapter import ExitStatus, Launch, gauge_sum
+from agent.engines.vllm import TOLD
 from agent.layout import Layout
 from agent.supervisor import Supervisor
 from fleet.engine_args import FLAGS, refused_args
@@ -94,6 +95,20 @@ async def counters(endpoint: str) -> tuple[int | None, int | None]:
     async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
         text = (await http.get(f"{endpoint}/metrics")).text
     return VLLM.in_flight(text), VLLM.tokens(text)
+
+
+async def told(endpoint: str) -> tuple[int | None, int | None]:
+    """Requests by its own gauges alone, and as an agent counts them."""
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+        text = (await http.get(f"{endpoint}/metrics")).text
+    return gauge_sum(text, TOLD), VLLM.in_flight(text)
+
+
+async def tell(endpoint: str, wanted: tuple[int, int]) -> None:
+    async def there() -> bool:
+        return await told(endpoint) == wanted
+
+    await until(there, 60)
 
 
 async def works(endpoint: str) -> bool:
@@ -182,6 +197,46 @@ async def test_a_worker_that_hangs_is_seen_by_its_counters(running: System) -> N
     await until(lambda: "hangs: /health is fine, but nothing moved" in running.log("n1"), 60)
     with contextlib.suppress(httpx.HTTPError):
         await ended
+    await until(lambda: not any(one.is_running() for one in old.values()), 60)
+    await serving(running, after=replica.generation)
+
+
+async def test_its_gauges_are_late_and_the_count_of_its_requests_is_not(running: System) -> None:
+    """What comes between two steps is in no gauge until the second has ended; who goes away is counted no more."""
+    replica = await serving(running)
+    worker = tree(running)["Worker"]
+    first, first_ended = streams.begin(replica.endpoint, 1, LONG)
+    await until(lambda: first[0].pieces, 60)
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        others, ended = streams.begin(replica.endpoint, 5 * MANY - 1, 20)
+        await tell(replica.endpoint, (1, 5 * MANY))
+        gone, cancelled = streams.begin(replica.endpoint, MANY, LONG)
+        await tell(replica.endpoint, (1, 6 * MANY))
+        cancelled.cancel()
+        await tell(replica.endpoint, (1, 5 * MANY))
+    finally:
+        worker.send_signal(signal.SIGCONT)
+    await asyncio.gather(first_ended, ended)
+    assert all(one.whole for one in (*first, *others))
+    assert not any(one.pieces for one in gone)
+    await tell(replica.endpoint, (0, 0))
+
+
+@pytest.mark.parametrize("part", ["EngineCore", "Worker"])
+async def test_what_hangs_with_nothing_to_do_is_found_by_the_first_that_waits(running: System, part: str) -> None:
+    """Its gauges say for ever that nothing waits, and its health stays 200."""
+    replica = await serving(running)
+    old = tree(running)
+    await tell(replica.endpoint, (0, 0))
+    old[part].send_signal(signal.SIGSTOP)
+    waiting, ended = streams.begin(replica.endpoint, 1, 5)
+    await tell(replica.endpoint, (0, 1))
+    hung = f"unhealthy replica=tiny-0 generation={replica.generation}: hangs: /health is fine, but nothing moved"
+    await until(lambda: hung in running.log("n1"), 60)
+    with contextlib.suppress(httpx.HTTPError):
+        await ended
+    assert not waiting[0].whole
     await until(lambda: not any(one.is_running() for one in old.values()), 60)
     await serving(running, after=replica.generation)
 

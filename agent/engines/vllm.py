@@ -12,9 +12,16 @@ from fleet.spec import Engine
 
 GIB = 1024**3
 BESIDE = Path(__file__).parent / "beside"
-"""What the engine imports of ours: the check of the key."""
+"""What the engine imports of ours: the count of its requests, and the check of the key."""
 SERVER = "vllm.entrypoints.openai.api_server"
 RANK = BESIDE / "llmgw_vllm_rank.py"
+TOLD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+MOVING = (
+    *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+    # Move while a long prompt is read, whose tokens are counted at its end, and where a request is given up before it.
+    *("vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total", *TOLD),
+)
+"""All that its core alone changes, with a step that it finishes: never the count made where requests come in."""
 MIN_CPU_CACHE = GIB // 4
 """Bytes of KV cache on a CPU where what is reserved leaves less: vLLM then starts, or says itself what it lacks."""
 
@@ -72,6 +79,8 @@ class Vllm:
             # without it a SIGTERM kills the core under its open streams
             "--shutdown-timeout",
             "5",
+            "--middleware",
+            "llmgw_in_flight.InFlight",
         ]
         if launch.devices > 1 or launch.gpus:
             command += ["--tensor-parallel-size", str(launch.tensor_parallel)]
@@ -88,33 +97,33 @@ class Vllm:
             command += ["--kv-cache-memory-bytes", str(max(MIN_CPU_CACHE, cache))]
         if launch.trust_remote_code:
             command += ["--trust-remote-code"]
-        if launch.key:
+        if launch.key:  # after the other, and so around it: who has no key is not counted
             command += ["--middleware", "llmgw_guard.KeyGuard"]
         if launch.traces is not None:
             command += ["--otlp-traces-endpoint", launch.traces.endpoint]
         return [*command, *_gang_flags(launch.gang), *launch.args]
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        variables = {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus)}
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpus), "PYTHONPATH": str(BESIDE)}
         if launch.gang is not None:
             variables |= {"VLLM_HOST_IP": launch.host, **launch.gang.sockets()}
         if launch.traces is not None:
             variables |= launch.traces.variables()
         if launch.key:
-            variables |= {"VLLM_API_KEY": launch.key, "PYTHONPATH": str(BESIDE)}
+            variables["VLLM_API_KEY"] = launch.key
         return variables
 
     def in_flight(self, metrics: str) -> int | None:
-        return gauge_sum(metrics, ("vllm:num_requests_running", "vllm:num_requests_waiting"))
+        # Its gauges are of the last step that it finished. One request can be several there, and an engine that was
+        # started by an agent before this one may not have the other count.
+        counts = [gauge_sum(metrics, TOLD), gauge_sum(metrics, ("llmgw_requests_in_flight",))]
+        return max((count for count in counts if count is not None), default=None)
 
     def tokens(self, metrics: str) -> int | None:
         return gauge_sum(metrics, ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"))
 
     def progress(self, metrics: str) -> tuple[float, ...]:
-        # The last moves while a long prompt is read, whose tokens are counted at its end.
-        return samples(
-            metrics, ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:kv_cache_usage_perc")
-        )
+        return samples(metrics, MOVING)
 
     def diagnose(self, status: ExitStatus, tail: str) -> Failure:
         failure = diagnose(TABLE, status, tail, clean=lambda line: _STAMP.sub("", line).strip())
