@@ -141,6 +141,27 @@ async def test_an_upgrade_of_the_agent_loses_no_request(served: Served) -> None:
     assert len(list((served.running.home / "n1" / "logs").rglob("*.log"))) == 1
 
 
+async def test_a_ledger_that_is_damaged_is_set_aside_said_and_rebuilt_from_what_runs(served: Served) -> None:
+    running = served.running
+    before, entry, engine = await running.serving(), served.entry(), served.engine()
+    await served.end_agent(signal.SIGKILL)
+    data = bytearray(served.ledger.read_bytes())
+    data[len(data) // 2] ^= 1
+    served.ledger.write_bytes(data)
+    await served.next_agent()
+    aside = served.ledger.with_name("ledger.json.corrupt-1")
+    assert aside.read_bytes() == bytes(data)
+    assert served.said(f"{served.ledger} cannot be read (its sum is wrong): set aside as {aside}") == 1
+    note = f"the ledger was damaged, set aside as {aside.name}, and rebuilt from what runs"
+    assert (await running.state()).nodes["n1"].inventory.notes == (note,)
+    assert (served.engine(), served.entry().shard, served.entry().port) == (engine, entry.shard, entry.port)
+    after = await running.serving()
+    assert (after.generation, after.endpoint, after.failures) == (before.generation, before.endpoint, before.failures)
+    async with asking(served.url) as clients:
+        await clients.more(1)
+    assert clients.lost == []
+
+
 async def test_stop_engines_drains_and_stops_and_the_next_agent_takes_up_who_waits(served: Served) -> None:
     running = served.running
     await served.replace_agent("--stop-engines")

@@ -1,4 +1,4 @@
-"""Engines as values: command lines, what metrics say, why they ended; and llama.cpp for real where it is there."""
+"""Engines as values: command lines, what metrics say; and llama.cpp for real where it is there."""
 
 import os
 import socket
@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import psutil
 import pytest
 
 from activities.node_contract import ShardRef
 from agent.engines import ADAPTERS
-from agent.engines.adapter import MAX_LINE, ExitStatus, Gang, Launch, gauge_sum, samples
+from agent.engines.adapter import ExitStatus, Gang, Launch, gauge_sum, samples
 from agent.engines.vllm import BESIDE
 from agent.layout import Layout
 from agent.probe import Health, Probe
@@ -162,103 +163,6 @@ def test_samples_of_all_labels_and_none_that_is_no_number() -> None:
     assert gauge_sum(metrics, ("m",)) == 1003
 
 
-# Lines as the engines wrote them: llama.cpp from this machine, vLLM from its measured starts.
-DIAGNOSES = [
-    (
-        Engine.LLAMACPP,
-        1,
-        ("0.00.035.016 E gguf_init_from_reader: failed to read key-value pairs\n"
-        "0.00.046.424 E llama_model_load: error loading model: llama_model_loader: failed to load model from x\n"
-        "0.00.047.132 E srv          init: exiting due to model loading error"),
-        Reason.WEIGHTS_CORRUPT,
-        "gguf_init_from_reader: failed to read key-value pairs (exit code 1)",
-    ),
-    (
-        Engine.LLAMACPP,
-        1,
-        "0.00.069.395 E llama_model_load: error loading model: unknown model architecture: 'llbma'",
-        Reason.UNSUPPORTED_ARCHITECTURE,
-        "llama_model_load: error loading model: unknown model architecture: 'llbma' (exit code 1)",
-    ),
-    (Engine.LLAMACPP, None, "", Reason.EXITED, "the engine ended: killed by signal 9"),
-    (Engine.LLAMACPP, None, "0.02.1 I srv: all slots are idle", Reason.EXITED, "the engine ended: killed by signal 9"),
-    (Engine.LLAMACPP, 0, "0.02.1 I srv: bye", Reason.EXITED, "srv: bye (exit code 0)"),
-    (
-        Engine.VLLM,
-        2,
-        "usage: api_server.py\napi_server.py: error: unrecognized arguments: --no-such-flag",
-        Reason.BAD_FLAG,
-        "api_server.py: error: unrecognized arguments: --no-such-flag (exit code 2)",
-    ),
-    (
-        Engine.VLLM,
-        1,
-        ("OSError: [Errno 98] Address already in use\nRuntimeError: Engine core initialization failed. "
-        "See root cause above. Failed core proc(s): {}"),
-        Reason.PORT_IN_USE,
-        "OSError: [Errno 98] Address already in use (exit code 1)",
-    ),
-    (
-        Engine.VLLM,
-        1,
-        ("(Worker pid=7) safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge\n"
-        "RuntimeError: Engine core initialization failed."),
-        Reason.WEIGHTS_CORRUPT,
-        "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge (exit code 1)",
-    ),
-    (
-        Engine.VLLM,
-        1,
-        "ValueError: decrease --gpu-memory-utilization or reduce CPU memory used by other processes\nbye",
-        Reason.OUT_OF_MEMORY,
-        "ValueError: decrease --gpu-memory-utilization or reduce CPU memory used by other processes (exit code 1)",
-    ),
-    (
-        Engine.VLLM,
-        1,
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-        Reason.GPU_OUT_OF_MEMORY,
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (exit code 1)",
-    ),
-    (
-        Engine.VLLM,
-        1,
-        "ValueError: Model architectures ['NoSuch'] are not supported for now. Supported architectures: dict_keys([])",
-        Reason.UNSUPPORTED_ARCHITECTURE,
-        ("ValueError: Model architectures ['NoSuch'] are not supported for now. Supported architectures: dict_keys([]) "
-        "(exit code 1)"),
-    ),
-    (Engine.VLLM, 0, "INFO: Application shutdown complete.", Reason.EXITED,
-     "INFO: Application shutdown complete. (exit code 0)"),
-    (
-        Engine.SGLANG,
-        1,
-        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
-        Reason.GPU_OUT_OF_MEMORY,
-        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. (exit code 1)",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("engine", "code", "log", "reason", "detail"), DIAGNOSES)
-def test_diagnosis(engine: Engine, code: int | None, log: str, reason: Reason, detail: str) -> None:
-    status = ExitStatus(code=code, signal=9 if code is None else None)
-    assert ADAPTERS[engine].diagnose(status, log) == Failure(reason=reason, detail=detail)
-
-
-def test_a_kill_by_the_kernel_is_out_of_memory() -> None:
-    failure = ADAPTERS[Engine.LLAMACPP].diagnose(ExitStatus(signal=9, oom=True), "slots are idle")
-    assert failure == Failure(
-        reason=Reason.OUT_OF_MEMORY, detail="killed by signal 9 while the kernel was out of memory"
-    )
-    assert ADAPTERS[Engine.LLAMACPP].diagnose(ExitStatus(code=1, oom=True), "x").reason is Reason.EXITED
-
-
-def test_an_endless_line_is_cut() -> None:
-    failure = ADAPTERS[Engine.VLLM].diagnose(ExitStatus(code=1), "x" * 10_000)
-    assert len(failure.detail) < MAX_LINE + 40
-
-
 # -- the real llama.cpp -----------------------------------------------------------------------------------------------
 
 
@@ -313,6 +217,9 @@ async def test_llamacpp_serves_and_stops(real: SimpleNamespace) -> None:
         answer = (await http.post(f"{real.url}/v1/chat/completions", json=body, timeout=30)).json()
         models = (await http.get(f"{real.url}/v1/models")).json()
     assert answer["usage"]["completion_tokens"] >= 1
+    opened = [psutil.Process(one.pid).net_connections("inet") for one in real.supervisor.members(process)]
+    listening = {one.laddr for found in opened for one in found if one.status == psutil.CONN_LISTEN}
+    assert listening == {("127.0.0.1", real.port)}, "at the advertised address, and nowhere else"
     assert [model["id"] for model in models["data"]] == ["tiny"]
     assert ADAPTERS[Engine.LLAMACPP].in_flight(await real.probe.metrics(real.url)) == 0
     assert await real.supervisor.stop(process, 10) is False

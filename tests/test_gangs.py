@@ -15,7 +15,7 @@ from activities.node_contract import PortHolder, ShardRef, StartShard
 from fleet.reasons import Failure, Reason, StepError
 from fleet.state import Policy, ReplicaRecord, ReplicaState, RestartPolicy
 from tests.control import Cell, control_plane
-from tests.light_node import LightNode
+from tests.light_node import LightNode, at_once
 from tests.waiting import until
 from workflows.gang import PORT_ROUNDS
 
@@ -272,6 +272,40 @@ async def test_a_lost_node_takes_the_whole_replica_and_it_is_placed_anew(cell: C
         async with cell.node(("n1", "n2")[lost]) as back:
             back.running = dict(made[lost].running)
             assert (await back.join()).claimed == ()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_a_node_that_dies_at_the_rendezvous_ends_the_start_on_all(cell: Cell, lost: int) -> None:
+    async with AsyncExitStack() as stack:
+        leaving = AsyncExitStack()
+        made: list[LightNode] = []
+        for index, name in enumerate(("n1", "n2")):
+            into = leaving if index == lost else stack
+            made.append(await into.enter_async_context(cell.node(name)))
+            await made[-1].join()
+        survivor, cancelled = made[1 - lost], asyncio.Event()
+
+        async def waits(request: StartShard) -> None:
+            try:
+                await for_ever(request)
+            finally:
+                cancelled.set()
+
+        made[lost].start, survivor.start = for_ever, waits
+        job = await cell.start(SERVE)
+        await until(lambda: all(node.started for node in made), 30.0)
+        await leaving.aclose()
+        await asyncio.wait_for(cancelled.wait(), 30)
+        await until(lambda: survivor.stopped, 30.0)
+        assert [shard.generation for shard in survivor.stopped] == [1]
+        assert survivor.running == {}
+        survivor.start = at_once
+        spare = await stack.enter_async_context(cell.node("n3"))
+        await spare.join()
+        assert (await job.result()).model == "tiny"
+        again = await cell.replica("tiny-0", ReplicaState.SERVING, generation=1)
+        assert set(again.nodes) == {survivor.name, spare.name}
+        assert again.failures == (), "the node is to blame"
 
 
 async def test_without_a_node_for_each_shard_none_starts(cell: Cell) -> None:

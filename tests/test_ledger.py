@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,25 @@ def test_a_damaged_file_is_set_aside_and_said(tmp_path: Path, content: bytes, ca
     assert ledger.trouble == "the ledger was damaged, set aside as ledger.json.corrupt-2, and rebuilt from what runs"
     ledger.put(entry())
     assert Ledger(path).entries() == (entry(),)
+
+
+def test_each_change_is_on_the_disk_before_it_has_the_name_and_the_name_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.json"
+    ledger = Ledger(path)
+    ledger.put(entry())
+    sync, synced = os.fsync, list[tuple[str, int, int]]()
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        there = len(read_book(place.read_bytes()).entries) if place.is_file() else 0
+        synced.append((place.name, there, len(read_book(path.read_bytes()).entries)))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    ledger.put(entry("other-0"))
+    assert synced == [("ledger.json.partial", 2, 1), (tmp_path.name, 0, 2)]
 
 
 def test_a_half_written_file_of_a_killed_agent_does_not_matter(tmp_path: Path) -> None:

@@ -8,14 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize
+from temporalio.testing import ActivityEnvironment
 
+from activities.contract import MirrorRequest, ResolveRequest
+from activities.mirror import Mirror
+from activities.registry import Registry
 from agent.offers import Offers
 from agent.peers import PeerServer
 from agent.weights import WeightStore
 from fleet.peers import FAN, upstream
 from fleet.reasons import Reason, StepError
 from fleet.spec import Format, ModelFile, Weights
-from runtime.config import ConfigError, NodeHubConfig, WeightsConfig
+from runtime.config import ConfigError, HubConfig, MirrorConfig, NodeHubConfig, WeightsConfig
 from runtime.peer_secret import read_secret
 from runtime.peer_source import HAVE, PeerSource
 from runtime.peer_wire import Pace
@@ -305,6 +310,28 @@ async def test_twenty_nodes_draw_one_copy_from_the_mirror(tmp_path: Path) -> Non
         assert all(member.store.held() == ("m-1",) for member in nodes)
         assert mirror.given <= 1.5 * total, f"{mirror.given / total:.1f} copies"
         assert sum(outcome == "peer" for outcome, _ in got) >= 17
+
+
+async def test_twenty_nodes_cost_the_hub_one_copy_and_the_mirror_about_one(tmp_path: Path) -> None:
+    data = {"m.gguf": content("hub", 9 * MIB)}
+    allowed = WeightsConfig(hub_cache=None, hub=NodeHubConfig(enabled=True))
+    with stub_hub(data) as hub, members(tmp_path, 20, allowed) as nodes:
+        config = HubConfig(endpoint=hub.url)
+        mirror = Mirror(MirrorConfig(path=tmp_path / "mirror", keep_free=ByteSize(0)), config)
+        environment = ActivityEnvironment()
+        resolved = await environment.run(Registry(config).resolve_model, ResolveRequest(repo="org/name"))
+        mirrored = await environment.run(mirror.mirror_model, MirrorRequest(resolved=resolved))
+        assert mirrored.weights.hub, "so that each of them could ask the hub"
+        names = [f"n{number}" for number in range(20)]
+        urls = {name: member.server.url for name, member in zip(names, nodes, strict=True)}
+        starts = [
+            bring(member, mirrored.weights, *(urls[other] for other in upstream(name, [], names[:place])))
+            for place, (name, member) in enumerate(zip(names, nodes, strict=True))
+        ]
+        given = [sources for _, sources in await asyncio.gather(*starts)]
+        assert all(sum(sources.values()) == 9 * MIB for sources in given)
+        assert hub.given == 9 * MIB, "the mirror's own"
+        assert sum(sources.get("mirror", 0) for sources in given) <= 1.5 * 9 * MIB
 
 
 async def test_a_node_that_dies_in_the_middle_costs_its_children_nothing_but_time(tmp_path: Path) -> None:
