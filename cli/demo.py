@@ -16,7 +16,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from cli import job_status, jobs
-from cli.command_trace import Part, recorded
+from cli.command_trace import Part, part, recorded
 from cli.console import out, run, say
 from cli.embedded import AskedPorts, Started, down, uninterrupted, up
 from cli.errors import CtlError
@@ -104,7 +104,9 @@ async def _tour(home: Home, started: Started, starting: Part) -> None:
             raise
         say("")
         say(f"you:     {PROMPT}")
-        say(f"{MODEL_NAME}: {await _chat(started.system.gateway_url)}")
+        with part("ask model"):
+            answer = await _chat(started.system.gateway_url)
+        say(f"{MODEL_NAME}: {answer}")
         say("")
     print_waterfall(out(), await _trace(session, home, handle.id), Limits())
     say("")

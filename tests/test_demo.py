@@ -116,6 +116,7 @@ async def test_the_demo_from_a_fresh_clone(clone: Path) -> None:
     (root,) = tree(spans, demo.trace_id)
     before = [child.span.name for child in root.children]
     assert before[: before.index("serve model")] == ["start ctl", "start system", "get model", "connect", "start job"]
+    assert "ask model" in before
     assert_whole(root)
     assert re.search(r"web UI: http://127\.0\.0\.1:\d+/", said)
     assert len(said.partition("try next:\n")[2].partition("\n\n")[0].splitlines()) == 3

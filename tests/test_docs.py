@@ -201,6 +201,7 @@ SPANS = (
     "start ctl",
     "start system",
     "get model",
+    "ask model",
     "connect",
     "start job",
     "wait until empty",
