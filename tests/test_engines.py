@@ -234,10 +234,14 @@ async def test_a_truncated_model(real: SimpleNamespace, bytes_kept: int, telling
     cut = real.tmp / "cut.gguf"
     with real.model.open("rb") as stream:
         cut.write_bytes(stream.read(bytes_kept))
-    failure = await real.end(await real.start(cut))
+    process = await real.start(cut)
+    failure = await real.end(process)
     assert failure.reason is Reason.WEIGHTS_CORRUPT
     assert telling in failure.detail
     assert failure.detail.endswith("(exit code 1)")
+    # Its log has a thread of its own, which an exit does not wait for: what it has to say comes before our last line.
+    before, _, after = real.supervisor.tail(process.stem).partition(failure.detail.removesuffix(" (exit code 1)"))
+    assert ("llmgw:" in before, "llmgw: the server did not start" in after) == (False, True)
 
 
 async def test_a_text_file(real: SimpleNamespace) -> None:

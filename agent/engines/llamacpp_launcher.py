@@ -5,6 +5,7 @@ whoever stops it has waited for its requests before.
 """
 
 import argparse
+import ctypes
 import os
 import signal
 import sys
@@ -85,6 +86,7 @@ def main() -> int:
     try:
         server = xllamacpp.Server(params)
     except (RuntimeError, ValueError) as error:
+        flush()
         say(f"llmgw: the server did not start: {error}")
         return 1
     say(f"llmgw: serving at {server.listening_address}")
@@ -145,6 +147,20 @@ def convert(present: object, text: str, argument: str) -> object:
     except ValueError as error:
         raise ArgumentError(f"{argument!r}: {error}") from error
     raise ArgumentError(f"{argument!r}: a setting of this kind cannot be given as text")
+
+
+def flush() -> None:
+    """Let llama.cpp write what it has to say.
+
+    A thread of its own does that: one start in forty that failed ended before it, and nobody knew why.
+    """
+    library = ctypes.CDLL(sys.modules[xllamacpp.Server.__module__].__file__)
+    try:
+        log, wait = library["_Z15common_log_mainv"], library["_Z16common_log_flushP10common_log"]
+    except AttributeError:
+        return  # another version, which keeps them to itself: what was written by now has to do
+    log.restype = ctypes.c_void_p
+    wait(ctypes.c_void_p(log()))
 
 
 def say(line: str) -> None:
