@@ -5,6 +5,7 @@ Queues and workflow ids stand in `activities/contract.py`.
 
 from enum import StrEnum
 
+from fleet.demand import LOADS_GAP_S
 from fleet.facts import Load
 from fleet.peaks import Measured
 from fleet.reasons import Failure
@@ -317,6 +318,8 @@ class JoinAnswer(Record):
     claimed: tuple[ShardRef, ...]
     returned: bool = True
     """Whether the agent comes back: until this join another process held the lease, or nobody."""
+    loads_gap_s: float = LOADS_GAP_S
+    """Seconds between two reports of its loads, at least, in a fleet of this size."""
 
 
 class Report(Record):

@@ -3,11 +3,9 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
+from fleet.demand import LOADS_GAP_S
 from fleet.facts import Load
 
-GAP_S = 5.0
-"""Between two reports of one node. The fleet smooths over 15 s, so it needs no finer steps; and if a thousand nodes
-change all the time it is 200 signals a second, where one workflow takes about 500."""
 AGAIN_S = 60.0
 """What is in flight is told again after so long: it makes a lost report good."""
 CHANGE = 0.2
@@ -24,13 +22,17 @@ class Told(NamedTuple):
 class Loads:
     """What was read last, and what the fleet knows of it. `now` is seconds of a clock that never goes back."""
 
-    def __init__(self, *, gap_s: float = GAP_S, again_s: float = AGAIN_S) -> None:
+    def __init__(self, *, gap_s: float = LOADS_GAP_S, again_s: float = AGAIN_S) -> None:
         self._gap_s = gap_s
         self._again_s = again_s
         self._read: dict[str, Load] = {}
         self._told: dict[str, Told] = {}
         self._unsure: set[str] = set()
         self._tried_at = float("-inf")
+
+    def pace(self, gap_s: float) -> None:
+        """From now on at least so long between two reports: the more nodes, the longer."""
+        self._gap_s = gap_s
 
     def read(self, load: Load) -> None:
         """An engine said what it works on."""

@@ -235,6 +235,7 @@ class Membership:
         self._joined_at = time.monotonic()
         self._inventory, self._measured_at = request.inventory, time.monotonic()
         logger.info("joined the fleet: %d running, %d claimed", len(request.shards), len(answer.claimed))
+        self._outbox.loads.pace(answer.loads_gap_s)
         self._outbox.loads.unsure({shard.shard.replica for shard in request.shards})
         await self._adopt(request.shards, answer)
 

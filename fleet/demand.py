@@ -16,6 +16,12 @@ SMOOTHING_S = 15.0
 PAST_S = 0.1
 """A look at the load is due this long after it crosses a bound: at the bound itself nothing has changed yet."""
 
+LOADS_GAP_S = 5.0
+"""Between two reports of one node's loads, at least: smoothed over 15 s, finer steps say nothing more."""
+LOADS_A_SECOND = 50
+"""Reports of all nodes together, at most, if the loads of all change all the time. Fleet takes some 500 signals a
+second, but to cut its history it needs a moment in which none arrives, and finds none at 200."""
+
 LOADED = (ReplicaState.SERVING, ReplicaState.DRAINING)
 """States whose load counts: what one that goes works on is asked for all the same."""
 
@@ -53,6 +59,11 @@ def target(model: ModelRecord, replicas: Collection[ReplicaRecord], now: float, 
     if asked < current and load <= room and now - model.scaled_at >= scaling.cooldown_s:
         return Target(asked, reason)
     return Target(min(max(current, scaling.min), scaling.max), reason)
+
+
+def loads_gap_s(nodes: int) -> float:
+    """How long a node of so many waits between two reports of its loads, in seconds."""
+    return max(LOADS_GAP_S, nodes / LOADS_A_SECOND)
 
 
 def busy(replicas: Iterable[ReplicaRecord]) -> bool:

@@ -32,10 +32,11 @@ from activities.node_contract import (
     StartShard,
 )
 from activities.rounds import Rounds
+from fleet.demand import LOADS_GAP_S
 from fleet.reasons import Failure, Reason
 from fleet.state import NodeState, Policy, ReplicaState, RestartPolicy
 from tests.control import Cell, control_plane
-from tests.fleets import inventory
+from tests.fleets import fleet, inventory
 from tests.test_workflows import SERVE
 from tests.waiting import until
 
@@ -102,6 +103,20 @@ async def test_a_terminated_replica_is_stopped_on_its_node_all_the_same(cell: Ce
         await cell.client.get_workflow_handle(contract.replica_id("tiny-0", cell.name)).terminate("by hand")
         await cell.run({"kind": "remove", "name": "tiny"})
         assert node.running == {}
+
+
+async def test_a_node_of_a_large_fleet_is_told_to_tell_its_loads_more_seldom(cell: Cell) -> None:
+    async with cell.node("n1") as node:
+        assert (await node.join()).loads_gap_s == LOADS_GAP_S
+        large = fleet({f"x{number}": inventory() for number in range(499)})
+        await cell.fleet.terminate("replaced")
+        await cell.client.start_workflow(
+            contract.FLEET_WORKFLOW,
+            {"cell": cell.name, "state": large.model_dump(mode="json")},
+            id=contract.fleet_id(cell.name),
+            task_queue=contract.CONTROL_QUEUE,
+        )
+        assert (await node.join()).loads_gap_s == 10.0
 
 
 async def _orphans(rounds: Rounds) -> bool:

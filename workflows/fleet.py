@@ -22,7 +22,6 @@ from activities.contract import (
     JobEnded,
     NameArg,
     Orphan,
-    Route,
     Routes,
     Snapshot,
     node_id,
@@ -30,12 +29,12 @@ from activities.contract import (
 )
 from activities.node_contract import Rejoin, ShardRef
 from fleet import commits, facts, standing, wishes
-from fleet.demand import target
+from fleet.demand import loads_gap_s, target
 from fleet.facts import ReplicaEvent
 from fleet.planning import came_due, next_deadline, next_pass
 from fleet.reasons import Failure, Reason, RefusedError
 from fleet.render import forced_sentence
-from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord, ReplicaState
+from fleet.state import Decision, FleetState, ModelRecord, ReplicaRecord
 from fleet.steps import Cause
 from workflows import calls, messages, signals
 from workflows.failures import failed
@@ -52,7 +51,7 @@ from workflows.messages import (
     ReconcileInput,
     Welcome,
 )
-from workflows.model_status import model_status
+from workflows.model_status import routes
 from workflows.people import WISHES, Nothing, Wish
 from workflows.spans import traceparent
 
@@ -218,7 +217,8 @@ class Fleet:
             for shard in replica.shards
             if shard.node == joined.node
         )
-        welcome = Welcome(incarnation=joined.incarnation, claims=claims)
+        gap_s = loads_gap_s(len(self._state.nodes))
+        welcome = Welcome(incarnation=joined.incarnation, claims=claims, loads_gap_s=gap_s)
         self._outbox.append(Message(workflow=node_id(joined.node), signal=messages.SIGNAL_WELCOME, welcome=welcome))
 
     @workflow.signal(name=messages.SIGNAL_NODE_MEASURED)
@@ -375,21 +375,7 @@ class Fleet:
     @workflow.query(name=contract.QUERY_ROUTES)
     def routes(self) -> Routes:
         """Every model with the engines that take its requests now."""
-        serving: dict[str, list[str]] = {}
-        for replica in self._state.replicas.values():
-            if replica.state is ReplicaState.SERVING:
-                serving.setdefault(replica.model, []).append(replica.endpoint)
-        return Routes(
-            routes=tuple(
-                Route(
-                    model=model.spec.name,
-                    endpoints=tuple(serving.get(key, ())),
-                    waiting="" if key in serving else model_status(self._state, key).sentence,
-                    barred="" if key in serving else standing.barred(self._state, model),
-                )
-                for key, model in sorted(self._state.models.items())
-            )
-        )
+        return routes(self._state)
 
     @workflow.query(name=contract.QUERY_EXPLAIN)
     def explain(self, arg: NameArg) -> Decision | None:

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from activities.node_contract import Rejoin, ShardChange, ShardRef, StartShards
+from fleet.demand import LOADS_GAP_S
 from fleet.facts import Load
 from fleet.job_queue import Turn, Waiting
 from fleet.reasons import Failure
@@ -100,6 +101,8 @@ class Welcome(Record):
 
     incarnation: str
     claims: tuple[Claim, ...]
+    loads_gap_s: float = LOADS_GAP_S
+    """As in `JoinAnswer`."""
 
 
 class Answer(Record):

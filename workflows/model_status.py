@@ -1,5 +1,6 @@
-"""How one model is, for a job that waits for it: pure, from the fleet's state."""
+"""How one model is, for a job that waits for it, and where all are reached: pure, from the fleet's state."""
 
+from activities.contract import Route, Routes
 from fleet import standing
 from fleet.state import HOLDING, FleetState, ModelRecord, ReplicaRecord, ReplicaState
 from workflows.messages import ModelStatus, Phase, ReplicaBrief, Wait
@@ -64,3 +65,22 @@ def _phase(state: FleetState, model: ModelRecord, replicas: list[ReplicaRecord])
         sentence = f"{failed[0].id} failed and is tried again: {failed[0].failure.line}"
         return Phase.WAITING, sentence, Wait.BACKOFF
     return Phase.WAITING, "waiting for the next pass", Wait.DECISION
+
+
+def routes(state: FleetState) -> Routes:
+    """Every model with the engines that take its requests now."""
+    serving: dict[str, list[str]] = {}
+    for replica in state.replicas.values():
+        if replica.state is ReplicaState.SERVING:
+            serving.setdefault(replica.model, []).append(replica.endpoint)
+    return Routes(
+        routes=tuple(
+            Route(
+                model=model.spec.name,
+                endpoints=tuple(serving.get(key, ())),
+                waiting="" if key in serving else model_status(state, key).sentence,
+                barred="" if key in serving else standing.barred(state, model),
+            )
+            for key, model in sorted(state.models.items())
+        )
+    )

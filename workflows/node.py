@@ -193,7 +193,7 @@ class Node:
         missing = [claim for claim in welcome.claims if claim.shard not in running]
         ended = {change.shard: change for change in request.changes if change.health is ShardHealth.EXITED}
         await self._tell_missing(missing, ended)
-        return JoinAnswer(claimed=claimed, returned=returned)
+        return JoinAnswer(claimed=claimed, returned=returned, loads_gap_s=welcome.loads_gap_s)
 
     @join.validator
     def _check_join(self, request: JoinRequest) -> None:
