@@ -25,7 +25,7 @@ from activities.contract import (
 )
 from cli.errors import CtlError, failure_of, sentence
 from cli.session import QUERY_TIMEOUT, Session
-from cli.transfers import with_progress
+from cli.step_progress import with_progress
 from fleet.reasons import Failure, Reason
 from fleet.spec import JobKind
 
