@@ -4,6 +4,7 @@ Usage: `python -I cli/bootstrap.py ROOT KIND STAMP [OTHER STAMP...]`. KIND names
 written last, so that an environment with it is whole; one that already holds any of the stamps is left as it is.
 """
 
+import ast
 import fcntl
 import os
 import shutil
@@ -11,6 +12,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+UV_VARIABLES = {
+    "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL", " "),
+    "extra-index-url": ("UV_INDEX", "UV_EXTRA_INDEX_URL", " "),
+    "find-links": ("UV_FIND_LINKS", "", ","),
+    "no-index": ("UV_NO_INDEX", "", " "),
+    "cert": ("SSL_CERT_FILE", "", " "),
+    "trusted-host": ("UV_INSECURE_HOST", "", " "),
+    "default-timeout": ("UV_HTTP_TIMEOUT", "", " "),
+    "timeout": ("UV_HTTP_TIMEOUT", "", " "),
+}
+"""By pip's name: uv's variable, an older one of uv's for the same, and what divides a list. Constraints are left out:
+the lock says everything about versions."""
 CUT_OUTPUT = 4000  # characters of a failed command's output: enough for the cause, not the whole download log
 
 
@@ -33,14 +46,30 @@ def main(root: Path, kind: str, stamps: tuple[str, ...]) -> None:
 
 
 def index_environment(environment: dict[str, str], configured: str) -> dict[str, str]:
-    """uv reads none of pip's settings: carry pip's index and certificate over, unless uv has its own."""
-    result = dict(environment)
-    index = environment.get("PIP_INDEX_URL") or configured
-    if index and not any(environment.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX")):
-        result["UV_DEFAULT_INDEX"] = index
-    if environment.get("PIP_CERT") and not environment.get("SSL_CERT_FILE"):
-        result["SSL_CERT_FILE"] = environment["PIP_CERT"]
-    return result
+    """uv reads none of pip's settings: carry over what it has a variable for, unless that is set already.
+
+    `configured` is what `pip config list` prints: a line for each setting of pip's files and variables.
+    """
+    found = pip_settings(configured)
+    made: dict[str, str] = {}
+    for name, (variable, older, divider) in UV_VARIABLES.items():
+        if name in found and not (environment.get(variable) or environment.get(older)):
+            made[variable] = divider.join(found[name].split())
+    if "UV_INDEX" in made and not environment.get("UV_INDEX_STRATEGY"):
+        # As pip does: the best version of all indexes. uv would look no further than the first that has the name.
+        made["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return {**environment, **made}
+
+
+def pip_settings(listed: str) -> dict[str, str]:
+    """What an install would go by: variables before the files' section `install`, and that before `global`."""
+    found: dict[str, str] = {}
+    for section in ("global.", "install.", ":env:."):
+        for line in listed.splitlines():
+            name, _, value = line.removeprefix(section).partition("=")
+            if line.startswith(section) and (text := str(ast.literal_eval(value))):
+                found[name.replace("_", "-")] = text
+    return found
 
 
 def _is_whole(root: Path, stamps: tuple[str, ...]) -> bool:
@@ -51,7 +80,7 @@ def _is_whole(root: Path, stamps: tuple[str, ...]) -> bool:
 def _make(root: Path, boot: Path, kind: str, stamp: str) -> None:
     _say(f"setting up .venv from requirements/{kind}.txt")
     uv = _uv(root, boot)
-    environment = index_environment(dict(os.environ), _pip_index())
+    environment = index_environment(dict(os.environ), _pip_config())
     python = root / ".venv/bin/python"
     stamp_file = root / ".venv/llmgw-stamp"
     stamp_file.unlink(missing_ok=True)
@@ -80,11 +109,12 @@ def _uv(root: Path, boot: Path) -> Path:
     return uv
 
 
-def _pip_index() -> str:
-    asked = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() if asked.returncode == 0 else ""
+def _pip_config() -> str:
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    asked = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if asked.returncode:
+        raise SetupError(f"{' '.join(command)}\nended with {asked.returncode}:\n{asked.stderr.strip()}")
+    return asked.stdout
 
 
 def _runs(binary: Path) -> bool:

@@ -1,6 +1,7 @@
 """The `ctl` wrapper in a copy of the checkout: a real pip and a real uv, with locks that hold almost nothing."""
 
 import asyncio
+import hashlib
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.bootstrap import index_environment
+from tests.test_install import wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -189,16 +191,56 @@ def test_without_pip_it_says_so(tmp_path: Path) -> None:
     assert err.startswith(f"ctl: {tmp_path}/bin/python3 has no pip: install it")
 
 
+def test_it_is_made_from_what_pips_files_name(made: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an index, from a directory that nothing but the file names."""
+    built = wheel(tmp_path / "wheels", "1.0")
+    file = tmp_path / "pip.conf"
+    file.write_text(f"[global]\nno-index = true\n[install]\nfind_links =\n    {tmp_path}\n    {built.parent}\n")
+    other = Checkout(tmp_path / "other")
+    shutil.copytree(made.root, other.root, symlinks=True)
+    digest = hashlib.sha256(built.read_bytes()).hexdigest()
+    (other.root / "requirements" / "runtime.txt").write_text(f"tinyengine==1.0 --hash=sha256:{digest}\n")
+    for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    code, _, err = other.run("x", PIP_CONFIG_FILE=str(file), UV_CACHE_DIR=str(tmp_path / "cache"))
+    assert (code, err) == (0, "ctl: setting up .venv from requirements/runtime.txt\n")
+    assert list((other.root / ".venv").glob("lib/python*/site-packages/tinyengine.py"))
+
+
+def test_a_file_of_pips_that_cannot_be_read_is_said(made: Checkout, tmp_path: Path) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text("index-url = https://named\n")
+    other = Checkout(tmp_path / "other")
+    shutil.copytree(made.root, other.root, symlinks=True)
+    (other.root / ".venv" / "llmgw-stamp").unlink()
+    code, out, err = other.run("x", PIP_CONFIG_FILE=str(file))
+    assert (code, out) == (1, "")
+    assert str(file) in err
+    assert "Traceback" not in err
+
+
+A, B, UV = "https://a.example", "https://b.example", "https://uv.example"
+BEST = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+
+
 @pytest.mark.parametrize(
     ("environment", "configured", "expected"),
     [
         ({}, "", {}),
-        ({}, "https://mirror.example/simple", {"UV_DEFAULT_INDEX": "https://mirror.example/simple"}),
-        ({"PIP_INDEX_URL": "https://a.example"}, "https://b.example", {"UV_DEFAULT_INDEX": "https://a.example"}),
-        ({"UV_INDEX_URL": "https://uv.example"}, "https://b.example", {}),
-        ({"PIP_CERT": "/ca.pem"}, "", {"SSL_CERT_FILE": "/ca.pem"}),
-        ({"PIP_CERT": "/ca.pem", "SSL_CERT_FILE": "/own.pem"}, "", {}),
+        ({}, f"global.index-url='{A}'", {"UV_DEFAULT_INDEX": A}),
+        ({}, f":env:.index-url='{A}'\nglobal.index-url='{B}'", {"UV_DEFAULT_INDEX": A}),
+        ({}, f"global.index-url='{A}'\ninstall.index_url='{B}'\nlist.index-url='{UV}'", {"UV_DEFAULT_INDEX": B}),
+        ({}, f":env:.index-url=''\nglobal.index-url='{B}'", {"UV_DEFAULT_INDEX": B}),
+        ({"UV_INDEX_URL": UV}, f"global.index-url='{B}'", {}),
+        ({}, f"global.extra-index-url='{A}\\n{B}'", {"UV_INDEX": f"{A} {B}", **BEST}),
+        ({"UV_INDEX": UV}, f"global.index-url='{A}'\nglobal.extra-index-url='{B}'", {"UV_DEFAULT_INDEX": A}),
+        ({"UV_INDEX_STRATEGY": "first-index"}, f"global.extra-index-url='{A}'", {"UV_INDEX": A}),
+        ({}, "global.find-links='/a /b'\nglobal.no-index='true'", {"UV_FIND_LINKS": "/a,/b", "UV_NO_INDEX": "true"}),
+        ({}, "global.trusted-host='a b'\nglobal.timeout='60'", {"UV_INSECURE_HOST": "a b", "UV_HTTP_TIMEOUT": "60"}),
+        ({}, "global.constraint='/c.txt'\nglobal.quiet='1'", {}),
+        ({}, "global.cert='/ca.pem'", {"SSL_CERT_FILE": "/ca.pem"}),
+        ({"SSL_CERT_FILE": "/own.pem"}, ":env:.cert='/ca.pem'", {}),
     ],
 )
-def test_uv_gets_the_index_that_pip_has(environment: dict[str, str], configured: str, expected: dict[str, str]) -> None:
+def test_uv_gets_what_pip_is_set_up_for(environment: dict[str, str], configured: str, expected: dict[str, str]) -> None:
     assert index_environment(environment, configured) == {**environment, **expected}
