@@ -5,12 +5,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from activities.node_contract import ShardRef
 from agent.layout import Layout
 from agent.ledger import Entry, Ledger
 from agent.processes import command_name
@@ -39,23 +41,42 @@ def ports() -> tuple[int, int]:
     return first, first + 9
 
 
-@pytest.fixture
-async def running(tmp_path: Path, network: Network, ports: tuple[int, int]) -> AsyncIterator[System]:
+@dataclass
+class Pair:
+    """A system with an agent in each namespace."""
+
+    system: System
+    start_agent: Callable[[str], None]
+
+
+@contextlib.asynccontextmanager
+async def pair(tmp_path: Path, network: Network, ports: tuple[int, int], *, rendezvous_s: float) -> AsyncIterator[Pair]:
     python = sglang_env.make(tmp_path / "sglang")
+    places = dict(zip(NODES, network.namespaces, strict=True))
     async with system(tmp_path) as made, namespaces.reached_at(network.host, made.address) as address:
-        made.start_worker(fleet={"restart": {"base_s": AGAIN_S}})
-        for node, place in zip(NODES, network.namespaces, strict=True):
+        made.start_worker(fleet={"restart": {"base_s": AGAIN_S}, "mass_loss_share": 1})
+
+        def start_agent(node: str) -> None:
             made.start_agent(
                 node,
-                within=place.within,
+                within=places[node].within,
                 variables={"TEMPORAL_ADDRESS": address},
-                address=place.address,
+                address=places[node].address,
                 engines={"sglang": {"bin": str(python)}},
-                rendezvous_s=2,
+                rendezvous_s=rendezvous_s,
                 ports=list(ports),
             )
+
+        for node in NODES:
+            start_agent(node)
         await made.ready(*NODES)
-        yield made
+        yield Pair(made, start_agent)
+
+
+@pytest.fixture
+async def running(tmp_path: Path, network: Network, ports: tuple[int, int]) -> AsyncIterator[System]:
+    async with pair(tmp_path, network, ports, rendezvous_s=2) as made:
+        yield made.system
 
 
 def held(running: System) -> list[Entry]:
@@ -128,3 +149,31 @@ async def test_a_cut_link_fails_the_start_on_all_and_names_the_peer(
     second = await running.serving(after=first.generation)
     assert second.generation == first.generation + 1, "once, and as a whole"
     assert [one.shard.generation for one in held(running)] == [second.generation] * 2
+
+
+async def test_an_agent_killed_at_the_rendezvous_ends_the_start_on_all(
+    network: Network, ports: tuple[int, int], tmp_path: Path
+) -> None:
+    """The other does not wait out the rendezvous: the fleet takes the start back when the node is lost."""
+    async with pair(tmp_path, network, ports, rendezvous_s=600) as made:
+        running, shards = made.system, [ShardRef(replica="tiny-0", generation=1, rank=rank) for rank in (0, 1)]
+
+        def ledger(node: str) -> Ledger:
+            return Ledger(Layout(running.home / node).ledger)
+
+        cut(*network.namespaces)
+        job = await running.job(sglang_env.over_two_nodes(tmp_path))
+        await until(lambda: all(any(ledger(node).started(shard) for shard in shards) for node in NODES), 60)
+        (lost,) = [node for node in NODES if ledger(node).started(shards[1])]
+        (left,) = set(NODES) - {lost}
+        assert ledger(left).meeting(shards[0]) is not None
+        running.kill(lost)
+        await until(lambda: ledger(left).stopped(shards[0]) == 1, 60)
+        await until(lambda: ledger(left).meeting(shards[0]) is None)
+        assert (held(running), running.engines()) == ([], [])
+
+        cut(*network.namespaces, off=False)
+        made.start_agent(lost)
+        assert (await job.result()).smoke_test is not None
+        assert {one.shard.rank for one in held(running)} == {0, 1}
+        assert (await running.serving()).failures == (), "the node is to blame"
