@@ -8,7 +8,7 @@ import pytest
 
 from fleet.reasons import Reason
 from tests.stub_hub import Fault, Hub, stub_hub
-from tests.transfers import DATA, MIB, bring, failure, holds
+from tests.transfers import DATA, MIB, bring, content, failure, holds, write
 
 
 @pytest.fixture
@@ -41,6 +41,24 @@ async def test_a_file_is_fetched_in_ranges_on_kept_connections(hub: Hub, target:
         f"bytes={8 * MIB}-{last}",
     ]
     assert hub.given == sum(map(len, DATA.values()))
+
+
+def read_so_far() -> int:
+    """Bytes that this process has read from files."""
+    rows = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("rchar:"))
+
+
+@pytest.mark.parametrize(("over_http", "most"), [(True, MIB), (False, 33 * MIB)])
+async def test_nothing_is_read_again_to_be_verified(tmp_path: Path, target: Path, over_http: bool, most: int) -> None:
+    """What comes by the network is read from no file at all, what comes from a directory once."""
+    data = {f"{name}.gguf": content(name, 16 * MIB) for name in "ab"}
+    with stub_hub(data) as hub:
+        base = hub.url if over_http else write(tmp_path / "large", data).as_uri()
+        before = read_so_far()
+        await bring(data, base, target)
+        assert read_so_far() - before < most
+    assert holds(target, data)
 
 
 async def test_cut_connection_is_resumed(hub: Hub, target: Path) -> None:
