@@ -1,7 +1,7 @@
 """The one way to Temporal: connect, and the plugin that makes worker, agent, gateway, ctl and tests agree.
 
 The plugin holds the strict pydantic converter, the failure exception types, the sandbox's pass-through modules, the
-translation of our errors, and the OpenTelemetry plugin where tracing is on.
+translation of our errors and the name of our build; beside it stands the OpenTelemetry plugin where tracing is on.
 """
 
 import asyncio
@@ -23,11 +23,12 @@ from temporalio.envconfig import ClientConfigProfile
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
 from temporalio.service import RPCError
-from temporalio.worker import WorkflowRunner
+from temporalio.worker import WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from fleet.inputs import input_sentence
 from fleet.reasons import Reason
+from runtime import VERSION
 from runtime.interceptors import ActivityInterceptor
 from runtime.payloads import LargePayloads
 from runtime.updates import UpdateInterceptor
@@ -56,6 +57,11 @@ PASS_THROUGH = (
 """Modules the sandbox takes as they are. Ours hold no state; re-importing them costs each workflow 1.5 MB and 8 ms."""
 
 
+BUILD = f"llmgw-{VERSION}"
+"""What a worker says it is. Without a name the SDK makes one of the code of every module that is loaded: 0.8 s of a
+core, in which the process does nothing else; on a busy machine an agent that came back joined after its grace."""
+
+
 class UnreachableError(Exception):
     """Temporal does not answer; the text says where and what to do."""
 
@@ -70,6 +76,15 @@ class StrictPayloadConverter(PydanticPayloadConverter):
             raise ApplicationError(input_sentence(error), type=BAD_INPUT, non_retryable=True) from None
 
 
+class LlmgwPlugin(SimplePlugin):
+    """A `SimplePlugin` that also names the build."""
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        configured = super().configure_worker(config)
+        configured["build_id"] = BUILD
+        return configured
+
+
 def plugins() -> list[Any]:
     """What every client and worker is made with. Call it after `runtime.tracing.install`."""
     found: list[Any] = [llmgw_plugin()]
@@ -78,9 +93,9 @@ def plugins() -> list[Any]:
     return found
 
 
-def llmgw_plugin() -> SimplePlugin:
-    """Converter, errors and sandbox."""
-    return SimplePlugin(
+def llmgw_plugin() -> LlmgwPlugin:
+    """Converter, errors, sandbox and build."""
+    return LlmgwPlugin(
         "llmgw",
         data_converter=DataConverter(payload_converter_class=StrictPayloadConverter, payload_codec=LargePayloads()),
         interceptors=[ActivityInterceptor(), UpdateInterceptor()],
