@@ -275,7 +275,7 @@ async def test_it_is_found_too_when_none_waits_that_long(node: FakeNode) -> None
     endpoint = (await start(node)).endpoint
     await freeze(endpoint, 1)
     body = {"model": "tiny", "messages": [], "max_tokens": 5, "stream": True}
-    async with httpx.AsyncClient(trust_env=False, timeout=0.75 * HUNG_S) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(30, read=0.75 * HUNG_S)) as http:
         for _ in range(30):
             with pytest.raises(httpx.ReadTimeout):
                 await http.post(f"{endpoint}/v1/chat/completions", json=body)

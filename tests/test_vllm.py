@@ -6,6 +6,7 @@ that of its life.
 
 import asyncio
 import contextlib
+import functools
 import signal
 import socket
 import subprocess
@@ -111,6 +112,31 @@ async def tell(endpoint: str, wanted: tuple[int, int]) -> None:
     await until(there, 60)
 
 
+async def stopped_at_work(endpoint: str, worker: psutil.Process) -> "asyncio.Future[None]":
+    """Ask for one long answer and stop the worker in the middle of it; the future ends with the answer."""
+    while True:
+        (_, before), (asked, ended) = await counters(endpoint), streams.begin(endpoint, 1, LONG)
+        await until(functools.partial(begun, asked), 60)
+        worker.send_signal(signal.SIGSTOP)
+        (_, after) = await counters(endpoint)
+        assert before is not None
+        assert after is not None
+        if after - before < LONG:
+            return ended
+        worker.send_signal(signal.SIGCONT)  # a busy machine came too late: the answer was made
+        await ended
+
+
+def begun(asked: list[streams.Stream]) -> bool:
+    """Whether any of them has a piece of its answer."""
+    return any(one.pieces for one in asked)
+
+
+def hung(replica: ReplicaRecord) -> str:
+    """As the agent's log says it."""
+    return f"unhealthy replica=tiny-0 generation={replica.generation}: hangs: /health is fine, but nothing moved"
+
+
 async def works(endpoint: str) -> bool:
     """Whether it has several requests in flight."""
     return 1 < ((await counters(endpoint))[0] or 0) <= MANY
@@ -149,10 +175,9 @@ async def test_served_through_the_gateway(running: System, gateway: str, checkpo
 
     _, before = await counters(replica.endpoint)
     worker = tree(running)["Worker"]
-    running_streams, ended = streams.begin(gateway, MANY, LONG)
-    await until(lambda: any(one.pieces for one in running_streams), 60)
     worker.send_signal(signal.SIGSTOP)  # or they may be over before a busy machine comes to look
     try:
+        running_streams, ended = streams.begin(gateway, MANY, LONG)
         await until(lambda: works(replica.endpoint), 60)
     finally:
         worker.send_signal(signal.SIGCONT)
@@ -191,10 +216,8 @@ async def test_a_worker_that_hangs_is_seen_by_its_counters(running: System) -> N
     """Health stays 200 all the while; the stop that follows must end a process that cannot answer TERM."""
     replica = await serving(running)
     old = tree(running)
-    asked, ended = streams.begin(replica.endpoint, 5 * MANY, LONG)  # a minute's work, none of which is waited for
-    await until(lambda: any(one.pieces for one in asked), 60)
-    old["Worker"].send_signal(signal.SIGSTOP)
-    await until(lambda: "hangs: /health is fine, but nothing moved" in running.log("n1"), 60)
+    ended = await stopped_at_work(replica.endpoint, old["Worker"])
+    await until(lambda: hung(replica) in running.log("n1"), 60)
     with contextlib.suppress(httpx.HTTPError):
         await ended
     await until(lambda: not any(one.is_running() for one in old.values()), 60)
@@ -205,9 +228,7 @@ async def test_its_gauges_are_late_and_the_count_of_its_requests_is_not(running:
     """What comes between two steps is in no gauge until the second has ended; who goes away is counted no more."""
     replica = await serving(running)
     worker = tree(running)["Worker"]
-    first, first_ended = streams.begin(replica.endpoint, 1, LONG)
-    await until(lambda: first[0].pieces, 60)
-    worker.send_signal(signal.SIGSTOP)
+    first_ended = await stopped_at_work(replica.endpoint, worker)
     try:
         others, ended = streams.begin(replica.endpoint, 5 * MANY - 1, 20)
         await tell(replica.endpoint, (1, 5 * MANY))
@@ -218,7 +239,7 @@ async def test_its_gauges_are_late_and_the_count_of_its_requests_is_not(running:
     finally:
         worker.send_signal(signal.SIGCONT)
     await asyncio.gather(first_ended, ended)
-    assert all(one.whole for one in (*first, *others))
+    assert all(one.whole for one in others)
     assert not any(one.pieces for one in gone)
     await tell(replica.endpoint, (0, 0))
 
@@ -232,8 +253,7 @@ async def test_what_hangs_with_nothing_to_do_is_found_by_the_first_that_waits(ru
     old[part].send_signal(signal.SIGSTOP)
     waiting, ended = streams.begin(replica.endpoint, 1, 5)
     await tell(replica.endpoint, (0, 1))
-    hung = f"unhealthy replica=tiny-0 generation={replica.generation}: hangs: /health is fine, but nothing moved"
-    await until(lambda: hung in running.log("n1"), 60)
+    await until(lambda: hung(replica) in running.log("n1"), 60)
     with contextlib.suppress(httpx.HTTPError):
         await ended
     assert not waiting[0].whole
