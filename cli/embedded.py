@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +17,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from cli.errors import CtlError
+from cli.errors import CtlError, PartEndedError
 from cli.home import Home, SystemRecord
 from cli.parts import AGENT, GATEWAY, READY_S, STOP_ORDER, TEMPORAL, WORKER, Part, belongs, environment, parts
 from cli.ports import PortWish, choose
@@ -33,6 +33,8 @@ Say = Callable[[str], None]
 """Tells the operator one line."""
 
 PROBE_TIMEOUT = timedelta(seconds=2)
+PORT_TURNS = 5
+"""More systems than that hardly start on one machine within the same second."""
 ORPHAN_GRACE_S = 5.0
 """For what an agent that was killed left running: nobody drains it any more."""
 
@@ -58,17 +60,25 @@ class Started:
 async def up(home: Home, asked: AskedPorts, say: Say) -> Started:
     """Start what is missing, each part ready when this returns. On failure what was started is ended again."""
     home.prepare()
-    started: list[str] = []
     async with _locked(home, say):
-        try:
-            system = await _start_missing(home, asked, say, started)
-        except BaseException:
-            with uninterrupted():
-                await _stop(home, started, say)
-            if not running(home):
-                home.forget_system()
-            raise
-    return Started(system, tuple(started))
+        turns = 0
+        while True:
+            turns += 1
+            started: list[str] = []
+            try:
+                system = await _start_missing(home, asked, say, started)
+                return Started(system, tuple(started))
+            except BaseException as error:
+                chosen = home.system()
+                with uninterrupted():
+                    await _stop(home, started, say)
+                if not running(home):
+                    home.forget_system()
+                # A port is free when it is chosen and taken a second later: another system that starts just now.
+                taken = _taken(chosen, started) if chosen is not None and isinstance(error, PartEndedError) else ""
+                if not taken or turns == PORT_TURNS:
+                    raise
+                say(f"{taken} meanwhile: starting again")
 
 
 async def down(home: Home, say: Say) -> tuple[str, ...]:
@@ -173,10 +183,7 @@ def _ports(home: Home, asked: AskedPorts, alive: set[str], gateway: GatewayConfi
         PortWish("the gateway's metrics", first.gateway_metrics_port),
         PortWish("the agent's metrics", first.agent_metrics_port),
     )
-    ours = {first.port, first.ui_port} if TEMPORAL in alive else set()
-    ours |= {first.gateway_port, first.gateway_metrics_port} if GATEWAY in alive else set()
-    ours |= {first.worker_metrics_port} if WORKER in alive else set()
-    ours |= {first.agent_metrics_port} if AGENT in alive else set()
+    ours = _ports_of(first, alive)
 
     def holder(port: int) -> str:
         return "" if port in ours else holder_of(port)
@@ -187,6 +194,22 @@ def _ports(home: Home, asked: AskedPorts, alive: set[str], gateway: GatewayConfi
     # Where the pages are is of no interest here: the logs say it.
     more = choose(pages, lambda port: "another part" if port in choice.ports else holder(port))
     return SystemRecord(**dict(zip(SystemRecord.model_fields, (*choice.ports, *more.ports), strict=True)))
+
+
+def _ports_of(system: SystemRecord, names: Collection[str]) -> set[int]:
+    by_part = {
+        TEMPORAL: {system.port, system.ui_port},
+        WORKER: {system.worker_metrics_port},
+        GATEWAY: {system.gateway_port, system.gateway_metrics_port},
+        AGENT: {system.agent_metrics_port},
+    }
+    return {port for name in names for port in by_part[name]}
+
+
+def _taken(system: SystemRecord, names: Collection[str]) -> str:
+    """Whether somebody listens on a port of these parts, now that they have ended: a clause that says who."""
+    held = ((port, holder_of(port)) for port in sorted(_ports_of(system, names)))
+    return next((f"port {port} was taken by {holder}" for port, holder in held if holder), "")
 
 
 def _recorded(home: Home) -> list[ProcessRecord]:
@@ -227,14 +250,14 @@ def _node_data(home: Home) -> Path:
 
 
 async def _wait(home: Home, name: str, probe: Callable[[], Awaitable[T | None]]) -> T:
-    """Until the probe finds the part ready. Raises CtlError when a part died, or this one took too long."""
+    """Until the probe finds the part ready. Raises PartEndedError when a part died, CtlError when it takes too long."""
     deadline = time.monotonic() + READY_S
     while True:
         answer = await probe()
         # Also one that was ready: what is waited for may need it.
         for record in _recorded(home):
             if not record.alive:
-                raise CtlError(f"{record.name} ended at its start{_log_end(record)}")
+                raise PartEndedError(f"{record.name} ended at its start{_log_end(record)}")
         if answer is not None:
             return answer
         if time.monotonic() > deadline:

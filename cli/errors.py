@@ -1,7 +1,8 @@
 """What can go wrong for the operator: each error a command expects becomes one sentence on stderr, exit 1.
 
 CtlError            a command cannot do what was asked
- └─ JobFailedError  a job ended without success
+ ├─ JobFailedError  a job ended without success
+ └─ PartEndedError  a part of the embedded system ended as it was started
 PortTakenError      a port that was asked for is taken (cli/ports.py)
 """
 
@@ -23,6 +24,10 @@ class CtlError(Exception):
 
 class JobFailedError(CtlError):
     """A job ended without success; the text says at which step and why."""
+
+
+class PartEndedError(CtlError):
+    """A part of the embedded system ended as it was started; the text has the end of its log."""
 
 
 EXPECTED = (

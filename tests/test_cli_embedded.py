@@ -1,6 +1,7 @@
 """`up` and `down` with a real Temporal dev server and toy parts (tests/toy_system)."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -16,22 +17,15 @@ from cli.parts import STOP_ORDER
 from cli.ports import PortTakenError
 from cli.processes import start_ticks
 from runtime.config import ConfigError
+from tests.system import free_ports
 from tests.waiting import until
 
 TOYS = Path(__file__).parent / "toy_system"
 
 
-def free_ports(count: int) -> list[int]:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [server.getsockname()[1] for server in servers]
-    finally:
-        for server in servers:
-            server.close()
-
-
 def asked() -> AskedPorts:
-    return AskedPorts(*free_ports(3))
+    first = free_ports(3)
+    return AskedPorts(first, first + 1, first + 2)
 
 
 def quiet(text: str) -> None:
@@ -94,7 +88,7 @@ async def test_a_system_from_start_to_end(home: Home) -> None:
     assert await down(home, quiet) == ()
 
     # The fleet knows the node of before, and the next `up` waits for the new agent.
-    assert set((await up(home, AskedPorts(*free_ports(3)), quiet)).parts) == set(STOP_ORDER)
+    assert set((await up(home, asked(), quiet)).parts) == set(STOP_ORDER)
 
 
 def test_a_new_home_has_secrets_that_its_parts_share(home: Home) -> None:
@@ -151,6 +145,42 @@ async def test_a_port_somebody_holds_is_an_error_where_it_was_asked_for(home: Ho
         port = server.getsockname()[1]
         with pytest.raises(PortTakenError, match=rf"port {port} for Temporal is taken by .*pid {os.getpid()}"):
             await up(home, AskedPorts(port=port), quiet)
+    assert running(home) == {}
+
+
+async def test_a_port_that_is_taken_after_it_was_chosen_is_exchanged(home: Home) -> None:
+    said: list[str] = []
+    with contextlib.ExitStack() as stack:
+
+        def take(text: str) -> None:
+            """Once Temporal runs, and before the gateway starts."""
+            said.append(text)
+            chosen = home.system()
+            if text.startswith("Temporal at") and chosen is not None and len(held) == 0:
+                held.append(chosen.gateway_port)
+                stack.enter_context(socket.create_server(("127.0.0.1", chosen.gateway_port)))
+
+        held: list[int] = []
+        ports = asked()
+        started = await up(home, AskedPorts(ports.port, ports.ui_port), take)
+    assert held
+    assert started.system.gateway_port not in held
+    assert set(started.parts) == set(STOP_ORDER)
+    (again,) = (text for text in said if text.endswith("meanwhile: starting again"))
+    assert again.startswith(f"port {held[0]} was taken by ")
+    assert set(running(home)) == set(STOP_ORDER)
+
+
+async def test_a_port_that_was_asked_for_and_is_taken_meanwhile_is_an_error(home: Home) -> None:
+    with contextlib.ExitStack() as stack:
+        ports = asked()
+
+        def take(text: str) -> None:
+            if text.startswith("Temporal at"):
+                stack.enter_context(socket.create_server(("127.0.0.1", ports.gateway_port or 0)))
+
+        with pytest.raises(PortTakenError, match=f"port {ports.gateway_port} for the gateway is taken by"):
+            await up(home, ports, take)
     assert running(home) == {}
 
 

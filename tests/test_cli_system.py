@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.ctl import Ctl
-from tests.test_cli_embedded import free_ports
+from tests.system import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +23,8 @@ def of_this_home(home: Path) -> list[str]:
 async def test_the_real_system_starts_is_seen_and_ends(tmp_path: Path) -> None:
     home = tmp_path / "home"
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("TEMPORAL_", "LLMGW_"))}
-    port, ui, gateway = (str(number) for number in free_ports(3))
+    first = free_ports(3)
+    port, ui, gateway = (str(first + offset) for offset in range(3))
     ports = {"LLMGW_PORT": port, "LLMGW_UI_PORT": ui, "LLMGW_GATEWAY_PORT": gateway}
     ctl = Ctl({**kept, **ports, "LLMGW_HOME": str(home), "PYTHONPATH": str(ROOT)})
     try:
