@@ -72,7 +72,6 @@ def port_is_free(address: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closing connections do not count
         try:
             probe.bind((address, port))
-            probe.listen(1)
         except OSError:
             return False
     return True

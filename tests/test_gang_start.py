@@ -196,6 +196,23 @@ async def test_the_other_nodes_look_at_the_port_and_keep_it(nodes: list[FakeNode
     assert other.ledger.meeting(OTHER) is None
 
 
+async def test_the_next_agent_keeps_the_port_again_before_it_chooses_one_for_its_engine(nodes: list[FakeNode]) -> None:
+    head, other = nodes
+    port = (await reserve(head)).port
+    await check(other, port)
+    after = [node.successor() for node in nodes]
+    for node in after:
+        await recover(node.starter)
+    refs = (HEAD, OTHER)
+    assert [node.ledger.meeting(ref) for node, ref in zip(after, refs, strict=True)] == [None, None]
+    after[0].ledger.note_port(head.ports[1])  # so that this port's turn is now
+    await asyncio.gather(start(after[0], 0, port), start(after[1], 1, port))
+    assert [node.ledger.meeting(ref) for node, ref in zip(after, refs, strict=True)] == [port, port]
+    assert after[0].ledger.entries()[0].port == port + 1
+    for rank, node in enumerate(after):
+        await stop(node, rank)
+
+
 async def test_a_port_that_another_node_has_is_not_kept_and_told_with_its_holder(nodes: list[FakeNode]) -> None:
     _, other = nodes
     mine = other.ports[0]

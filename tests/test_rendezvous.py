@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,21 @@ def test_a_port_that_is_taken_is_passed_over_and_told(tmp_path: Path, port: int)
         assert choose_port(config, ledger, avoid=(port + 2,)) == (port + 3, (port + 2,))
         with pytest.raises(StepError, match=f"no port of {port} to {port + 3} is free"):
             choose_port(config, ledger, avoid=(port + 2, port + 3))
+
+
+def test_looks_at_a_port_do_not_disturb_each_other(port: int) -> None:
+    """As those of several nodes on one machine, and as an engine's own."""
+    with ThreadPoolExecutor(4) as threads:
+        looks = list(threads.map(lambda _: port_is_free("127.0.0.1", port), range(8000)))
+    assert looks.count(False) == 0
+    with socket.create_server(("127.0.0.1", port)):
+        assert not port_is_free("127.0.0.1", port)
+        assert not port_is_free("0.0.0.0", port)
+    with socket.create_server(("0.0.0.0", port)):
+        assert not port_is_free("127.0.0.1", port)
+    with socket.socket() as bound:  # about to listen, and shares with nobody
+        bound.bind(("127.0.0.1", port))
+        assert not port_is_free("127.0.0.1", port)
 
 
 def test_a_kept_port_is_nobody_elses_until_the_shard_ends(tmp_path: Path) -> None:
