@@ -109,6 +109,25 @@ async def test_uv_finds_what_pip_is_set_up_for_and_tells_how_far_it_is(
     assert set(late) == {"another start installs it"}
 
 
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+async def test_the_best_of_the_index_and_the_further_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    for index, has in (("usual", "1.0"), ("further", "2.0")):
+        page = wheel(tmp_path / index / "tinyengine", has).with_name("index.html")
+        name = f"tinyengine-{has}-py3-none-any.whl"
+        page.write_text(f'<!DOCTYPE html><html><body><a href="{name}">{name}</a></body></html>')
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", (tmp_path / "usual").as_uri())
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    config = EngineConfig(version=version, extra_index=(tmp_path / "further").as_uri())
+    made = Installs(tmp_path / "engines", {Engine.LLAMACPP: config}, {Engine.LLAMACPP: NamedAdapter()})
+    python = await made.ensure(Engine.LLAMACPP, gpus=False)
+    assert list(python.parent.parent.glob(f"lib/python*/site-packages/tinyengine-{version}.dist-info"))
+
+
 def test_what_uv_says_in_a_few_words() -> None:
     progress = InstallProgress()
     for line, words in (
