@@ -344,7 +344,7 @@ async def test_without_a_hash_no_two_sources_are_mixed(target: Path) -> None:
 
 async def test_hashing_what_is_here_ends_soon_when_cancelled(tmp_path: Path, target: Path) -> None:
     """A part of 200 GB would hold up the next start for minutes."""
-    file = ModelFile(path="a.gguf", size=64 * 1024**3, sha256="0" * 64)
+    file = ModelFile(path="a.gguf", size=16 * 1024**3, sha256="0" * 64)  # on disk it is empty, and yet reserved
     huge = target.with_name("m-1.partial") / PARTS / hashlib.sha256(b"a.gguf").hexdigest()[:32]
     huge.parent.mkdir(parents=True)
     for path in (huge, tmp_path / "a.gguf"):
