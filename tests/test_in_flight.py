@@ -1,23 +1,20 @@
-"""Requests that vLLM's own gauges do not show: the count made at its door, and what an agent does by it."""
+"""Requests that vLLM's own gauges do not show: what an agent does by the count made at its door."""
 
 import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 from temporalio.testing import ActivityEnvironment
 
-from activities.node_contract import DrainedShard, DrainShard, ShardRef
+from activities.node_contract import DrainedShard, DrainShard, ShardHealth, ShardRef
 from agent.engines.adapter import Launch, gauge_sum
-from agent.engines.beside.llmgw_in_flight import InFlight
 from agent.engines.vllm import TOLD, Vllm
 from agent.probe import Probe
 from fleet.spec import Engine
@@ -41,6 +38,9 @@ vllm:generation_tokens_total{engine="0",model_name="tiny"} 77506.0
 # HELP llmgw_requests_in_flight Requests that were read and wait for their answer or for the rest of it.
 # TYPE llmgw_requests_in_flight gauge
 llmgw_requests_in_flight 40.0
+# HELP llmgw_oldest_answered_total Answers that were begun, also a refusal, to the request that had waited longest.
+# TYPE llmgw_oldest_answered_total counter
+llmgw_oldest_answered_total 3.0
 """
 
 
@@ -68,132 +68,9 @@ def test_the_greater_count_is_right(metrics: str, count: int | None) -> None:
 
 def test_what_comes_in_is_no_progress_of_its_core() -> None:
     progress = Vllm().progress
-    assert len(progress(FROZEN)) == 6
+    assert len(progress(FROZEN)) == 7
     assert progress(FROZEN) == progress(FROZEN.replace("in_flight 40", "in_flight 41"))
     assert progress(FROZEN) != progress(FROZEN.replace("1368", "1387"))
-
-
-# -- the count itself -------------------------------------------------------------------------------------------------
-
-POST = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
-
-
-class Door:
-    """One talk with an app behind the middleware, each message of it by hand."""
-
-    def __init__(self, registry: CollectorRegistry, middleware: InFlight) -> None:
-        self._registry = registry
-        self._middleware = middleware
-        self.to_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.client_takes = asyncio.Event()
-        self.client_takes.set()
-
-    @property
-    def count(self) -> float | None:
-        return self._registry.get_sample_value("llmgw_requests_in_flight")
-
-    def begin(self, scope: dict[str, Any]) -> asyncio.Task[None]:
-        async def send(message: Any) -> None:
-            await self.client_takes.wait()
-
-        return asyncio.create_task(self._middleware(scope, self.to_app.get, send))
-
-    async def counts(self, wanted: int) -> None:
-        await until(lambda: self.count == wanted, 5)
-
-
-class App:
-    """Reads a body to its end and sends what it is told to; an exception among that is raised."""
-
-    def __init__(self) -> None:
-        self.answers: asyncio.Queue[Any] = asyncio.Queue()
-        self.began = 0
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.began += 1
-        while (await receive()).get("more_body", False):
-            pass
-        while isinstance(answer := await self.answers.get(), dict):
-            await send(answer)
-        if answer is not None:
-            raise answer
-
-
-@pytest.fixture
-def app() -> App:
-    return App()
-
-
-@pytest.fixture
-def door(app: App) -> Door:
-    registry = CollectorRegistry()
-    return Door(registry, InFlight(app, registry))
-
-
-BODY = {"type": "http.request", "body": b"{}", "more_body": False}
-PART = {"type": "http.request", "body": b"{", "more_body": True}
-HEAD = {"type": "http.response.start", "status": 200, "headers": []}
-PIECE = {"type": "http.response.body", "body": b"x", "more_body": True}
-LAST = {"type": "http.response.body", "body": b"", "more_body": False}
-
-
-async def test_a_request_counts_from_its_last_byte_to_its_answers(door: Door, app: App) -> None:
-    talks = [door.begin(POST) for _ in range(3)]
-    door.to_app.put_nowait(PART)
-    await until(lambda: app.began == 3 and door.to_app.empty())
-    assert door.count == 0, "a client that does not ask to the end is no work"
-    for _ in talks:
-        door.to_app.put_nowait(BODY)
-    await door.counts(3)
-    for answer in (HEAD, PIECE, PIECE):
-        app.answers.put_nowait(answer)
-    await until(app.answers.empty)
-    assert door.count == 3, "the rest of an answer is waited for"
-    app.answers.put_nowait(LAST)
-    await door.counts(2)
-    for _ in talks:
-        app.answers.put_nowait(None)
-    await asyncio.gather(*talks)
-    assert door.count == 0
-
-
-async def test_an_answer_that_its_client_does_not_take_is_none_that_waits(door: Door, app: App) -> None:
-    talk = door.begin(POST)
-    door.to_app.put_nowait(BODY)
-    await door.counts(1)
-    door.client_takes.clear()
-    app.answers.put_nowait(HEAD)
-    await door.counts(0)
-    door.client_takes.set()
-    await door.counts(1)
-    app.answers.put_nowait(None)
-    await talk
-    assert door.count == 0
-
-
-async def test_however_it_ends_it_counts_no_more(door: Door, app: App) -> None:
-    failing, dropped = door.begin(POST), door.begin(POST)
-    for _ in range(2):
-        door.to_app.put_nowait(BODY)
-    await door.counts(2)
-    app.answers.put_nowait(RuntimeError("its own"))
-    with pytest.raises(RuntimeError, match="its own"):
-        await failing
-    assert door.count == 1
-    dropped.cancel()
-    await asyncio.wait([dropped])
-    assert door.count == 0
-
-
-@pytest.mark.parametrize("scope", [{**POST, "method": "GET"}, {"type": "lifespan"}, {"type": "websocket", "path": "/"}])
-async def test_only_what_asks_the_model_counts(door: Door, app: App, scope: dict[str, Any]) -> None:
-    talk = door.begin(scope)
-    door.to_app.put_nowait(BODY)
-    await until(lambda: app.began == 1 and door.to_app.empty())
-    assert door.count == 0
-    app.answers.put_nowait(None)
-    await talk
-    assert door.count == 0
 
 
 # -- an agent, and a core that hangs ----------------------------------------------------------------------------------
@@ -285,6 +162,41 @@ async def test_it_is_found_too_when_none_waits_that_long(node: FakeNode) -> None
     assert [change.failure.detail.partition(" for ")[0] for change in node.changes] == [
         "hangs: /health is fine, but nothing moved"
     ]
+
+
+async def refused_until(endpoint: str, over: Callable[[], bool]) -> None:
+    """Ask for what is refused, again at once, as a client with a fault does."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        while not over():
+            answer = await http.post(f"{endpoint}/v1/chat/completions", json={"max_tokens": 1, "refused": True})
+            assert answer.status_code == 400
+
+
+async def test_clients_that_are_refused_all_the_time_are_no_hang(node: FakeNode) -> None:
+    endpoint = (await start(node)).endpoint
+    until_then = asyncio.get_running_loop().time() + 5 * HUNG_S  # the absence of a report is what is looked at
+
+    def over() -> bool:
+        return bool(node.changes) or asyncio.get_running_loop().time() > until_then
+
+    await asyncio.gather(*(refused_until(endpoint, over) for _ in range(8)))
+    assert node.changes == []
+
+
+async def test_a_core_that_hangs_is_found_among_refusals(node: FakeNode) -> None:
+    endpoint = (await start(node)).endpoint
+    await freeze(endpoint, 1)
+    _, ended = streams.begin(endpoint, 2, 5)
+    await come_to(endpoint, (0, 2))
+    patience = asyncio.get_running_loop().time() + 20
+
+    def over() -> bool:
+        return bool(node.changes) or asyncio.get_running_loop().time() > patience
+
+    await refused_until(endpoint, over)
+    assert [change.health for change in node.changes] == [ShardHealth.UNHEALTHY]
+    await freeze(endpoint, 0)
+    await ended
 
 
 async def test_a_drain_waits_for_what_the_gauges_do_not_show(node: FakeNode) -> None:

@@ -20,8 +20,10 @@ MOVING = (
     *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     # Move while a long prompt is read, whose tokens are counted at its end, and where a request is given up before it.
     *("vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total", *TOLD),
+    # Moves where it refuses what it is asked, of which its core hears nothing.
+    "llmgw_oldest_answered_total",
 )
-"""All that its core alone changes, with a step that it finishes: never the count made where requests come in."""
+"""All that a hang of its core stops: never the count made where requests come in."""
 MIN_CPU_CACHE = GIB // 4
 """Bytes of KV cache on a CPU where what is reserved leaves less: vLLM then starts, or says itself what it lacks."""
 

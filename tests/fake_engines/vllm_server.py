@@ -95,6 +95,9 @@ def application(core: Core, middleware: list[str]) -> Starlette:
 
     async def complete(request: Request) -> Response:
         body = await request.json()
+        if body.get("refused"):  # as what is too long: seen by the server, which takes its time for it
+            await asyncio.sleep(STEP_S)
+            return PlainTextResponse("", status_code=400)
         asked = Asked(left=int(body["max_tokens"]))
         core.requests.append(asked)
         core.work.set()

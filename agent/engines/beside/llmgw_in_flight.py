@@ -1,13 +1,15 @@
 """Counts the requests that wait for vLLM, where they come in; found by vLLM through `--middleware` and PYTHONPATH.
 
 vLLM's own gauges say what its core told with the last step that it finished. What came since is not in them, and a
-core that hangs tells nothing more: one that hung with nothing to do says for ever that nothing waits.
+core that hangs tells nothing more: one that hung with nothing to do says for ever that nothing waits. What vLLM
+refuses never comes to its core, and so moves none of its gauges: a client that asks again and again for what it is
+refused would look like a hang.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -15,9 +17,11 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class InFlight:
-    """ASGI middleware: a gauge among the engine's own, of requests that were read whole and wait for their answer.
+    """ASGI middleware: among the engine's own numbers, the requests that were read whole and wait for their answer.
 
-    One that waits for its client, to ask to the end or to take what is there, says nothing of the engine.
+    One that waits for its client, to ask to the end or to take what is there, says nothing of the engine. And how many
+    were answered that had waited longest: where a core hangs, what waits for it does, and all that is refused meanwhile
+    came later.
     """
 
     def __init__(
@@ -27,41 +31,46 @@ class InFlight:
         help_text = "Requests that were read and wait for their answer or for the rest of it."
         # livesum: of all the server's processes, should there be several
         self._gauge = Gauge("llmgw_requests_in_flight", help_text, registry=registry, multiprocess_mode="livesum")
+        help_text = "Answers that were begun, also a refusal, to the request that had waited longest."
+        self._answers = Counter("llmgw_oldest_answered", help_text, registry=registry)
+        self._waiting: dict[object, None] = {}
+        """Those in flight, the one that has waited longest first."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":  # what asks the model anything is a POST
             await self._app(scope, receive, send)
             return
-        waits = Waits(self._gauge)
+        request = object()
+        given_up = False
 
         async def reading() -> Message:
+            nonlocal given_up
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                waits.change(to=True)
+                self._note(request, waits=True)
+            given_up = given_up or message["type"] == "http.disconnect"
             return message
 
         async def sending(message: Message) -> None:
-            waited = waits.now
-            waits.change(to=False)
+            waited = request in self._waiting
+            # vLLM also answers who has gone away, whom its core has told nothing.
+            if message["type"] == "http.response.start" and not given_up and next(iter(self._waiting), None) is request:
+                self._answers.inc()
+            self._note(request, waits=False)
             await send(message)  # takes as long as the client does
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
-            waits.change(to=waited and not ended)
+            self._note(request, waits=waited and not ended)
 
         try:
             await self._app(scope, reading, sending)
         finally:
-            waits.change(to=False)
+            self._note(request, waits=False)
 
-
-class Waits:
-    """Whether one request waits for the engine now."""
-
-    def __init__(self, gauge: Gauge) -> None:
-        self._gauge = gauge
-        self.now = False
-
-    def change(self, *, to: bool) -> None:
-        """Say so; saying it again changes nothing."""
-        if to != self.now:
-            self.now = to
-            self._gauge.inc(1 if to else -1)
+    def _note(self, request: object, *, waits: bool) -> None:
+        """Whether a request waits for the engine now; saying it again changes nothing."""
+        if waits != (request in self._waiting):
+            if waits:
+                self._waiting[request] = None
+            else:
+                del self._waiting[request]
+            self._gauge.inc(1 if waits else -1)
