@@ -32,6 +32,7 @@ from cli import (
 from cli.console import InterruptedRun, note
 from cli.errors import EXPECTED, sentence
 from runtime.process import run_and_exit
+from runtime.temporal import silence_core
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -81,8 +82,9 @@ app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_
 
 def main() -> None:
     """Run one command."""
-    # The SDK logs what it retries; the operator gets the outcome.
+    # The SDK logs what it retries, its core too; the operator gets the outcome.
     logging.getLogger().addHandler(logging.NullHandler())
+    silence_core()
     run_and_exit(_run)
 
 

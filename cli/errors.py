@@ -46,6 +46,9 @@ EXPECTED = (
 )
 """Errors that are answers, not faults of ctl."""
 
+UNANSWERED = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
+"""Of a call to Temporal that came to nothing, because Temporal or who was to answer is away."""
+
 
 def sentence(error: BaseException) -> str:
     """What the operator reads."""
@@ -96,6 +99,6 @@ def _of_failure(error: exceptions.FailureError) -> str:
 
 
 def _of_rpc(error: RPCError) -> str:
-    if error.status in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
+    if error.status in UNANSWERED:
         return "Temporal or its worker did not answer in time: look at `ctl status`"
     return error.message

@@ -9,6 +9,7 @@ from pathlib import Path
 from temporalio.client import WorkflowExecution, WorkflowFailureError
 from temporalio.common import SearchAttributeKey, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError
 
 from activities.contract import (
     CONTROL_QUEUE,
@@ -23,7 +24,7 @@ from activities.contract import (
 )
 from cli.command_trace import part
 from cli.console import note
-from cli.errors import CtlError, JobFailedError, failure_of, sentence
+from cli.errors import UNANSWERED, CtlError, JobFailedError, failure_of, sentence
 from cli.job_status import CUT_OFF, STATES, ask, status, told, words
 from cli.job_status import JobHandle as JobHandle
 from cli.session import Session
@@ -130,7 +131,8 @@ async def follow(
     poll_s: float = POLL_S,
     silence: Silence | None = None,
 ) -> JobResult:
-    """Show a job until it ends. Raises JobFailedError; being cancelled leaves the job alone.
+    """Show a job until it ends. Raises JobFailedError, and CtlError where Temporal goes away; being cancelled leaves
+    the job alone.
 
     `silence` hears of each answer and of each that fails; several jobs that are followed together share one.
     """
@@ -140,6 +142,12 @@ async def follow(
         while not ended.done():
             await _show(session, handle, show, silence, ended)
             await asyncio.wait({ended}, timeout=poll_s)
+        gone = ended.exception()
+        if isinstance(gone, RPCError) and gone.status in UNANSWERED:
+            raise CtlError(
+                f"Temporal does not answer any more: {handle.id} goes on when it is back (./ctl up starts it), and "
+                f"`ctl model job {handle.id}` shows it"
+            ) from gone
         last = await _last(session, handle, show)
         return await ended
     except WorkflowFailureError as error:

@@ -22,6 +22,7 @@ from temporalio.converter import DataConverter
 from temporalio.envconfig import ClientConfigProfile
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 from temporalio.service import RPCError
 from temporalio.worker import WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
@@ -110,6 +111,11 @@ def _with_pass_through(runner: WorkflowRunner | None) -> WorkflowRunner:
     if not isinstance(runner, SandboxedWorkflowRunner):
         return runner
     return dataclasses.replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*PASS_THROUGH))
+
+
+def silence_core() -> None:
+    """Let the SDK's core write nothing: for a process whose errors a person reads. Before anything connects."""
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="off"))))
 
 
 async def connect(address: str = "", *, namespace: str = "", profile: str = "") -> Client:
