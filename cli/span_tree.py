@@ -37,8 +37,15 @@ class Relation(StrEnum):
     CHILD = "child"
     LINKED = "linked"
     """In another trace: the span above links to it."""
+    EARLIER = "earlier"
+    """The same, and over before this trace began, such as the start of what serves already: what stands beneath it is
+    left to its own trace, for it took none of this one's time."""
     ORPHAN = "orphan"
     """Its parent has not ended yet, or was lost with a killed process."""
+
+
+MARKS = {Relation.LINKED: "⇢ ", Relation.EARLIER: "⇠ ", Relation.ORPHAN: "… "}
+"""Before the name of a span."""
 
 
 class TraceNode(Record):
@@ -59,7 +66,7 @@ def tree(store: SpanStore, trace_id: str) -> tuple[TraceNode, ...]:
             children.setdefault((span.trace_id, span.parent_id), []).append(span)
     mine = [span for span in store.spans.values() if span.trace_id == trace_id]
     tops = [span for span in mine if not span.parent_id or (trace_id, span.parent_id) not in store.spans]
-    made = _Tree(store, trace_id, children)
+    made = _Tree(store, trace_id, children, min((span.start_ns for span in tops), default=0))
     return tuple(
         made.node(span, Relation.ORPHAN if span.parent_id else Relation.ROOT) for span in sorted(tops, key=_order)
     )
@@ -82,6 +89,8 @@ class _Tree:
     store: SpanStore
     trace_id: str
     children: Mapping[SpanId, list[Span]]
+    began_ns: int
+    """When the trace began."""
     seen: set[SpanId] = field(default_factory=set)
 
     def node(self, span: Span, relation: Relation) -> TraceNode:
@@ -97,8 +106,14 @@ class _Tree:
             linked = self.store.spans.get(target)
             # What is in the trace itself has its own place there.
             if linked is not None and target not in self.seen and linked.trace_id != self.trace_id:
-                below.append(self.node(linked, Relation.LINKED))
+                below.append(self._linked(linked))
         return TraceNode(relation=relation, span=span, children=tuple(below), causes=span.links if is_root else ())
+
+    def _linked(self, span: Span) -> TraceNode:
+        if span.end_ns > self.began_ns:
+            return self.node(span, Relation.LINKED)
+        self.seen.add(span.id)
+        return TraceNode(relation=Relation.EARLIER, span=span)
 
 
 def _order(span: Span) -> tuple[int, int, str]:
@@ -107,7 +122,7 @@ def _order(span: Span) -> tuple[int, int, str]:
 
 def _rows(node: TraceNode, lead: str, indent: str, rows: list[tuple[str, str, str]]) -> None:
     span = node.span
-    mark = {Relation.LINKED: "⇢ ", Relation.ORPHAN: "… "}.get(node.relation, "")
+    mark = MARKS.get(node.relation, "")
     failed = "✗ " if span.error is not None else ""
     notes = " ".join(
         f"{key.removeprefix('llmgw.')}={_text(span.attributes[key])}" for key in SHOWN if key in span.attributes

@@ -11,7 +11,7 @@ from string import Template
 
 from rich.text import Text
 
-from cli.span_tree import Relation, TraceNode
+from cli.span_tree import MARKS, Relation, TraceNode
 from cli.wall_time import bounds, walk
 from cli.waterfall import label, summary
 from fleet.render import duration
@@ -69,9 +69,10 @@ def _row(
     span = node.span
     zero, total = axis
     number = services.setdefault(span.service, len(services))
-    mark = {Relation.LINKED: "⇢ ", Relation.ORPHAN: "… "}.get(node.relation, "")
+    mark = MARKS.get(node.relation, "")
     classes = ["row", f"s{number % COLOURS}", *(["failed"] if span.error is not None else [])]
-    place = f"--d:{depth};--s:{(span.start_ns - zero) / total:.6f};--e:{(span.end_ns - zero) / total:.6f}"
+    begin, end = (0, 0) if node.relation is Relation.EARLIER else (span.start_ns - zero, span.end_ns - zero)
+    place = f"--d:{depth};--s:{begin / total:.6f};--e:{end / total:.6f}"
     twist = '<button class="twist" aria-label="fold">▾</button>' if node.children else '<i class="twist"></i>'
     ticks = "".join(
         f'<i class="tick" style="--s:{(event.time_ns - zero) / total:.6f}"></i>'

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cli.span_tree import TraceNode
+from cli.span_tree import Relation, TraceNode
 from cli.spans import Span
 
 Interval = tuple[int, int]
@@ -23,8 +23,9 @@ class Share:
 
 
 def bounds(roots: Iterable[TraceNode]) -> Interval:
-    """From the first start to the last end of all that is shown; (0, 0) where there is nothing."""
-    spans = [node.span for node in walk(roots)]
+    """From the first start to the last end of all that is shown but what was over before; (0, 0) where there is
+    nothing."""
+    spans = [node.span for node in walk(roots) if node.relation is not Relation.EARLIER]
     return min((span.start_ns for span in spans), default=0), max((span.end_ns for span in spans), default=0)
 
 

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.span_tree import Relation, TraceNode, event_text
+from cli.span_tree import MARKS, Relation, TraceNode, event_text
 from cli.wall_time import Interval, bounds, itself, root_cause, shares
 from fleet.render import duration
 
@@ -121,7 +121,7 @@ def _node_lines(
     depth: int,
 ) -> Iterator[Line]:
     span = node.span
-    mark = {Relation.LINKED: "⇢ ", Relation.ORPHAN: "… "}.get(node.relation, "")
+    mark = MARKS.get(node.relation, "")
     shown = [child for child in node.children if _is_shown(child, limits, depth + 1)]
     alone = itself(node)
     has_gap = bool(alone) and sum(end - start for start, end in alone) >= gap and bool(shown)
@@ -132,7 +132,7 @@ def _node_lines(
         label=label(span.attributes, above),
         style=styles.of(node),
         took_ns=span.end_ns - span.start_ns,
-        bars=((span.start_ns, span.end_ns),),
+        bars=((span.start_ns, span.end_ns),) if node.relation is not Relation.EARLIER else (),
         notes=tuple(_notes(node)),
         beneath=indent + bar,
     )

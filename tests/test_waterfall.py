@@ -4,7 +4,8 @@ import io
 
 from rich.console import Console
 
-from cli.span_tree import tree
+from cli.span_tree import trace_lines, tree
+from cli.trace_page import page
 from cli.waterfall import Limits, print_waterfall
 from tests.otlp import line, span, store
 
@@ -63,6 +64,29 @@ def test_bars_stand_on_one_axis_and_links_are_followed() -> None:
         "2.0 s: in start replica itself 1.0 s (50%), fetch weights 500 ms (25%), in serve model itself 480 ms (24%), "
         "registry 20 ms (1%)"
     )
+
+
+def test_what_was_over_before_takes_none_of_the_time() -> None:
+    """A model that serves already is served again, a day after its replica was started."""
+    day = 86400.0
+    again = store(
+        line(
+            span(JOB, 1, 0, "serve model", day, day + 2.0, llmgw__model="m"),
+            span(JOB, 3, 1, "placement", day, day + 2.0, links=((PASS, 13),)),
+            span(PASS, 13, 12, "start replica", 0.5, 2.0, llmgw__replica="m-0"),
+            span(PASS, 16, 13, "fetch weights", 0.5, 1.0),
+        )
+    )
+    assert drawn(again, width=90).splitlines() == [
+        f"serve model m              2.0 s  {'━' * 56}",
+        f"└─ placement               2.0 s  {'━' * 56}",
+        f"   ├─ (itself)             2.0 s  {'╌' * 56}",
+        "   └─ ⇠ start replica m-0  1.5 s",
+        "2.0 s: in placement itself 2.0 s (100%)",
+    ]
+    shown = page("job", tree(again, JOB))
+    assert "--d:2;--s:0.000000;--e:0.000000" in shown
+    assert trace_lines(tree(again, JOB))[-1] == "   └─ ⇠ start replica  1.5 s  replica=m-0"
 
 
 def test_a_failure_has_its_cause_beneath_it_and_at_the_end() -> None:
