@@ -21,7 +21,7 @@ from cli.errors import CtlError, PartEndedError
 from cli.home import Home, SystemRecord
 from cli.parts import AGENT, GATEWAY, READY_S, STOP_ORDER, TEMPORAL, WORKER, Part, belongs, environment, parts
 from cli.ports import PortWish, choose
-from cli.processes import POLL_S, ProcessRecord, holder_of, spawn, stop, sweep
+from cli.processes import POLL_S, ProcessRecord, holder_of, listens, spawn, stop, sweep
 from cli.session import fleet_state, open_embedded
 from fleet.state import FleetState, NodeState
 from runtime.config import ConfigError, GatewayConfig
@@ -143,7 +143,7 @@ async def _start_missing(home: Home, asked: AskedPorts, say: Say, started: list[
         await _wait(home, AGENT, lambda: _node_ready(client, home.cell(), node, before))
         say(f"node {node} ready")
     if GATEWAY in started:
-        await _wait(home, GATEWAY, lambda: _gateway_ready(system))
+        await _wait(home, GATEWAY, lambda: _gateway_ready(home, system))
         say(f"gateway at {system.gateway_url}/v1")
     return system
 
@@ -273,7 +273,15 @@ def _log_end(record: ProcessRecord) -> str:
     return "; its log ends with:\n  " + "\n  ".join(lines) + f"\n(all of it: {record.log})"
 
 
+def _listens(home: Home, name: str, port: int) -> bool:
+    """Between the choice of a port and its use another system's part may have taken it: that one is not to be asked."""
+    record = home.process(name)
+    return record is not None and listens(record, port)
+
+
 async def _temporal_ready(home: Home, system: SystemRecord) -> Client | None:
+    if not _listens(home, TEMPORAL, system.port):
+        return None
     try:
         session = await open_embedded(home, system.address)
         await session.client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
@@ -297,7 +305,9 @@ async def _node_ready(client: Client, cell: str, node: str, before: str) -> bool
     return True if joined else None
 
 
-async def _gateway_ready(system: SystemRecord) -> bool | None:
+async def _gateway_ready(home: Home, system: SystemRecord) -> bool | None:
+    if not _listens(home, GATEWAY, system.gateway_port):
+        return None
     try:
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT.total_seconds(), trust_env=False) as http:
             answer = await http.get(f"{system.gateway_url}/health")

@@ -124,6 +124,17 @@ def holder_of(port: int, host: str = "127.0.0.1") -> str:
     return ""
 
 
+def listens(record: ProcessRecord, port: int) -> bool:
+    """Whether this very process, or one that it started, listens on a port: who answers there may be another."""
+    with contextlib.suppress(psutil.Error, OSError):
+        ours = psutil.Process(record.pid)
+        for process in (ours, *ours.children(recursive=True)):
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+                    return True
+    return False
+
+
 def _listener(port: int) -> str:
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("inet"):

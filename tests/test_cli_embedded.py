@@ -7,12 +7,14 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli import embedded
 from cli.embedded import AskedPorts, down, running, up
 from cli.errors import CtlError
-from cli.home import Home
+from cli.home import Home, SystemRecord
 from cli.parts import STOP_ORDER
 from cli.ports import PortTakenError
 from cli.processes import start_ticks
@@ -169,6 +171,29 @@ async def test_a_port_that_is_taken_after_it_was_chosen_is_exchanged(home: Home)
     (again,) = (text for text in said if text.endswith("meanwhile: starting again"))
     assert again.startswith(f"port {held[0]} was taken by ")
     assert set(running(home)) == set(STOP_ORDER)
+
+
+async def test_another_systems_temporal_is_not_taken_for_ours(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two `up` at once chose the same port: the one that came second would have had its worker at the other's."""
+    theirs = await up(home, asked(), quiet)
+    ours, said = Home(tmp_path / "another home", code=TOYS), list[str]()
+    choose, turns = embedded._ports, list[SystemRecord]()
+
+    def as_both_did(chosen_for: Home, *others: Any) -> SystemRecord:
+        chosen = choose(chosen_for, *others)
+        turns.append(chosen)
+        return chosen if len(turns) > 1 else chosen.model_copy(update={"port": theirs.system.port})
+
+    monkeypatch.setattr(embedded, "_ports", as_both_did)
+    try:
+        started = await up(ours, AskedPorts(), said.append)
+        assert started.system.port != theirs.system.port
+        assert len([text for text in said if text.endswith("meanwhile: starting again")]) == len(turns) - 1 == 1
+        assert f"Temporal at {theirs.system.address}" not in "\n".join(said)
+    finally:
+        await down(ours, quiet)
 
 
 async def test_a_port_that_was_asked_for_and_is_taken_meanwhile_is_an_error(home: Home) -> None:

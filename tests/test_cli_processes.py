@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.processes import ProcessRecord, holder_of, spawn, start_ticks, stop, sweep
+from cli.processes import ProcessRecord, holder_of, listens, spawn, start_ticks, stop, sweep
 from tests.waiting import until
 
 WAIT = "import signal; signal.pause()"
@@ -47,6 +47,24 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
     for record in made.records:
         if record.alive:
             os.kill(record.pid, signal.SIGKILL)
+
+
+LISTENS = """
+import signal, socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+signal.pause()
+"""
+
+
+async def test_who_listens_is_told_from_who_merely_answers_there(nursery: Nursery) -> None:
+    record = nursery.spawn(LISTENS)
+    port = int(await until(lambda: record.log.read_text().strip(), 20.0))
+    assert listens(record, port)
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        assert not listens(record, ours.getsockname()[1])
+    assert await stop(record, 10.0)
+    assert not listens(record, port)
 
 
 async def test_a_process_runs_in_its_own_session_and_ends_on_term(nursery: Nursery) -> None:
