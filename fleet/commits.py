@@ -22,6 +22,9 @@ def commit(state: FleetState, plan: Plan, now: float) -> FleetState:
         model = state.models[name]
         update = {"scaled": replicas, "scaled_at": now, "version": model.version + 1}
         state = state.with_model(model.model_copy(update=update))
+    for name in plan.waits_over:
+        model = state.models[name]
+        state = state.with_model(model.model_copy(update={"waiting": "", "version": model.version + 1}))
     for step in plan.steps:
         state = _commit_step(state, step, now)
     return state

@@ -217,7 +217,19 @@ class Draft:
             # A placement of the same pass takes back what was said before.
             if name in self.placing or decision.sentence != model.waiting:
                 self._steps.append(Step(kind=kind, reason=reason, model=name, replica=replica, decision=decision))
-        return Plan(steps=tuple(self._steps), scaled=self._scaled, touched=self._touched)
+        over = [model for key, model in self.state.models.items() if model.waiting and not self._asks(key)]
+        for model in over:
+            self.touch_model(model)
+        return Plan(
+            steps=tuple(self._steps),
+            scaled=self._scaled,
+            waits_over=tuple(model.spec.id for model in over),
+            touched=self._touched,
+        )
+
+    def _asks(self, model: str) -> bool:
+        """Whether a place was looked for; what came of that is what the model waits for, or that it does not."""
+        return model in self.placing or model in self.refused
 
     def _refusal(self, model: ModelRecord, decision: Decision) -> Decision:
         sentence = decision.sentence

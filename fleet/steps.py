@@ -59,13 +59,15 @@ class Plan(Record):
     steps: tuple[Step, ...] = ()
     scaled: dict[str, int] = {}
     """Models whose number of replicas by demand changes."""
+    waits_over: tuple[str, ...] = ()
+    """Models that waited for room and want none any more: a drain was taken back, or demand fell."""
     touched: dict[str, int] = {}
     """The version of each model, node and replica the plan relies on: `model/<id>`, `node/<id>`, `replica/<id>`."""
 
     @property
     def quiet(self) -> bool:
         """Whether there is nothing to commit."""
-        return not self.steps and not self.scaled
+        return not (self.steps or self.scaled or self.waits_over)
 
 
 KEPT_OTHERS = 3

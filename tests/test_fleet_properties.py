@@ -256,7 +256,10 @@ class FleetMachine(RuleBasedStateMachine):
         again = plan(self.state, now)
         # Reaping frees what the next pass places; apart from that a plan leaves nothing for another.
         if not any(step.kind is StepKind.REAP for step in decided.steps):
-            assert again.quiet, again
+            assert again.steps == (), again
+            assert again.scaled == {}, again
+            # But for the words of one that asked for room in vain, and that the same plan then ended as idle.
+            assert plan(commit(self.state, again, now), now).quiet, again
         self.victims_are_less_important(before, decided)
 
     def victims_are_less_important(self, before: FleetState, decided: Plan) -> None:

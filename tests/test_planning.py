@@ -8,7 +8,7 @@ from fleet.planning import backoff_s, next_deadline, plan
 from fleet.reasons import Failure, Reason
 from fleet.state import CPU, Device, FleetState, NodeState, Outcome, ReplicaState, RestartPolicy
 from fleet.steps import Plan, StepKind
-from fleet.wishes import apply, cordon, remove, scale
+from fleet.wishes import apply, cordon, drain_node, remove, scale
 from tests.fleets import GIB, fleet, inventory, spec
 
 
@@ -94,6 +94,24 @@ def test_a_refusal_is_said_once_and_again_when_it_changes() -> None:
     assert len(plan(grown, 13.0).steps) == 1
     roomy = node_joined(refused, "n2", "i", inventory(), 12.0)
     assert text(plan(roomy, 13.0)) == ["scale up big-0: wanted 1, there are 0 → big goes to n2"]
+
+
+def test_what_wants_no_room_any_more_waits_for_none() -> None:
+    state = serving(after(fleet({"n1": inventory()}, spec("m"))))
+    drained = after(drain_node(state, "n1", 60.0, 12.0), 12.0)
+    assert drained.models["m"].waiting == "0/1 nodes fit m: 1 node_draining"
+    decided = plan(cordon(drained, "n1", False, 13.0), 13.0)
+    assert (decided.steps, decided.waits_over, decided.quiet) == ((), ("m",), False)
+    back = commit(cordon(drained, "n1", False, 13.0), decided, 13.0)
+    assert back.models["m"].waiting == ""
+    assert plan(back, 13.5).quiet
+
+
+def test_what_is_given_up_does_not_say_that_it_waits_for_room() -> None:
+    state = serving(after(fleet({"n1": inventory()}, spec("m"))))
+    drained = after(drain_node(state, "n1", 60.0, 12.0), 12.0)
+    ended = after(failed(drained, "m-0", Reason.STOPPED_BY_HAND, 13.0), 13.0)
+    assert ended.models["m"].waiting == ""
 
 
 def test_no_node_at_all_is_a_sentence() -> None:
