@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from temporalio.client import Client, WorkflowFailureError
 from activities import contract
 from activities.contract import QUERY_ROUTES, Routes
 from activities.node_contract import PortHolder, ShardRef, StartShard
+from fleet.gangs import passed_over
 from fleet.reasons import Failure, Reason, StepError
 from fleet.state import Policy, ReplicaRecord, ReplicaState, RestartPolicy
 from tests.control import Cell, control_plane
@@ -167,6 +169,30 @@ async def test_a_port_taken_on_another_node_is_replaced_before_any_engine_starts
     assert [request.avoid for request in nodes[0].reserved] == [(), (21000, 21001, 21002)]
     assert [request.port for request in nodes[1].checked] == [21001, 21003]
     assert [[start.gang.port for start in node.started if start.gang] for node in nodes] == [[21003], [21003]]
+
+
+async def test_a_port_kept_for_another_gang_is_left_by_more_than_one(cell: Cell, nodes: list[LightNode]) -> None:
+    nodes[1].taken = {21000: PortHolder(port=21000)}
+    await cell.run(SERVE)
+    assert whole(nodes, 1)
+    first = 21001 + passed_over("tiny-0", 1)
+    assert first > 21001, "this name's hash leaves some out"
+    assert [request.avoid for request in nodes[0].reserved] == [(), tuple(range(21000, first))]
+    assert [request.port for request in nodes[1].checked] == [21000, first]
+
+
+def test_gangs_that_choose_in_step_part() -> None:
+    """Each is led by a node of the other, and has what the other proposes."""
+    for one, other in combinations([f"m-{number}" for number in range(60)], 2):
+        tried, at = {one: 0, other: 0}, {one: 21000, other: 21000}
+        rounds = 1
+        while at[one] == at[other]:
+            rounds += 1
+            for gang in (one, other):
+                left_out = passed_over(gang, tried[gang] + 1)
+                tried[gang] += 1 + left_out
+                at[gang] += 1 + left_out
+        assert rounds <= PORT_ROUNDS, (one, other)
 
 
 async def test_a_port_that_no_node_of_the_gang_agrees_on_is_given_up_and_named(

@@ -20,7 +20,7 @@ from activities.node_contract import (
     StartShard,
     StartShards,
 )
-from fleet.gangs import first_cause, may_be_echo
+from fleet.gangs import first_cause, may_be_echo, passed_over
 from fleet.reasons import Failure, Reason
 from fleet.render import port_taken
 from workflows import calls
@@ -174,7 +174,11 @@ class _PortSearch:
         answers, failure = await all_or_none(nodes, keeps, self.interrupted)
         for node, answer in zip(nodes, answers, strict=True) if answers is not None else ():
             if port in answer.taken:
-                self._note(node, answer.taken, answer.holder or PortHolder(port=port))
+                holder = answer.holder or PortHolder(port=port)
+                self._note(node, answer.taken, holder)
+                if not holder.pid:  # nobody listens there: it may be kept for another gang, which looks for one too
+                    left_out = passed_over(self.start.shards[0].shard.replica, len(self._avoid))
+                    self._avoid = (*self._avoid, *range(port + 1, port + 1 + left_out))
         return failure
 
     def _note(self, node: str, taken: Sequence[int], holder: PortHolder | None) -> None:
