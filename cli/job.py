@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -52,7 +53,7 @@ def show_job(job: JobArgument, as_json: JsonFlag = False) -> None:
     if status.replicas:
         say(f"replicas: {', '.join(status.replicas)}")
     if status.trace_id:
-        say(f"trace: {status.trace_id} (`ctl trace {status.job}` draws it)")
+        say(f"trace: {status.trace_id} (`ctl trace {quote(status.job)}` draws it)")
 
 
 @app.command("cancel")
@@ -69,7 +70,7 @@ def cancel_job(
     if as_json:
         print_json(status)
     elif status.state is JobState.RUNNING:
-        say(f"{status.job} is being cancelled: `ctl model job {status.job}` shows it")
+        say(f"{status.job} is being cancelled: `ctl model job {quote(status.job)}` shows it")
     else:
         at = next((step.name for step in status.steps if step.state == "failed"), "")
         say(f"{status.job} is {job_status.words(status.state)}{f' at {at}' if at else ''}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from temporalio import workflow
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
@@ -180,6 +180,15 @@ async def test_ctrl_c_leaves_the_job_alone(ctl: Ctl, client: Client) -> None:
     handle = client.get_workflow_handle("job/serve/slow/1", result_type=JobResult)
     await handle.signal("go_on")
     assert (await handle.result()).sentence == "slow serves"
+
+
+async def test_an_id_that_a_shell_would_take_apart_is_quoted_where_it_is_to_be_typed(ctl: Ctl, client: Client) -> None:
+    request = JobRequest(repo="org/name", name="slow").model_dump(mode="json", exclude_unset=True)
+    handle = await client.start_workflow(MODEL_JOB_WORKFLOW, request, id="my job; x", task_queue=CONTROL_QUEUE)
+    code, out, _ = await ctl.run("model", "job", "cancel", "my job; x", "--no-wait")
+    assert (code, out) == (0, "my job; x is being cancelled: `ctl model job 'my job; x'` shows it\n")
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
 
 
 async def test_listings_and_status(ctl: Ctl) -> None:
