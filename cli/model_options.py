@@ -51,7 +51,10 @@ MaxSurge = Annotated[int | None, typer.Option(help="Replicas beyond the number w
 MaxUnavailable = Annotated[int | None, typer.Option(help="Replicas that may be missing meanwhile.")]
 Recreate = Annotated[bool, typer.Option("--recreate", help="With no room for the new version, stop the old one first.")]
 EngineArguments = Annotated[
-    list[str] | None, typer.Option("--arg", help="A further argument for the engine, such as --arg=--seed=1.")
+    list[str] | None,
+    typer.Option(
+        "--arg", help="A further argument for the engine, such as --arg=--seed=1. Of an update they replace all."
+    ),
 ]
 TrustRemoteCode = Annotated[
     bool | None,
@@ -95,8 +98,12 @@ class WishOptions:
     def given(self) -> dict[str, object]:
         """By the names of a job's input. Raises BadParameter."""
         said = {INPUT_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
-        labels = {"labels": pairs("--label", self.label), "prefer": pairs("--prefer", self.prefer)}
-        return {**said, **labels, "recreate": self.recreate or None}
+        lists = {
+            "labels": pairs("--label", self.label) if self.label else None,
+            "prefer": pairs("--prefer", self.prefer) if self.prefer else None,
+            "args": listed(self.arg) if self.arg else None,
+        }
+        return {**said, **lists, "recreate": self.recreate or None}
 
 
 INPUT_NAMES = {"minimum": "min", "maximum": "max", "idle_after": "idle_after_s", "label": "labels", "arg": "args"}
@@ -109,7 +116,7 @@ ROLLOUT = ("max_surge", "max_unavailable", "recreate")
 
 def wish(kind: JobKind, repo: str | None, given: Mapping[str, object], *, wait_for_room: bool = False) -> JobRequest:
     """The job's input, of what was given alone. Raises BadParameter or CtlError with a sentence that names it."""
-    flat = {key: value for key, value in given.items() if value not in (None, [], {})}
+    flat = {key: value for key, value in given.items() if value is not None}
     nested = {}
     for section, names in (("constraints", CONSTRAINTS), ("scaling", SCALING), ("rollout", ROLLOUT)):
         found = {name: flat.pop(name) for name in names if name in flat}
@@ -134,10 +141,15 @@ def refuse(fault: str) -> None:
         raise typer.BadParameter(fault)
 
 
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+def listed(given: Sequence[str]) -> list[str]:
+    """A list option alone and empty (`--arg ''`) is a list of nothing: how an update takes away what was there."""
+    return [] if list(given) == [""] else list(given)
+
+
+def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     """`zone=a` as a label. Raises BadParameter."""
     found: dict[str, str] = {}
-    for text in given or ():
+    for text in listed(given):
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise typer.BadParameter(f"{option}: {text!r} is not KEY=VALUE, such as zone=a")

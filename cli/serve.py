@@ -72,6 +72,8 @@ def update(
 ) -> None:
     """Change a model that is in the catalog: what is not given keeps its value, and the change is rolled out.
 
+    An empty value takes away what was there: `--arg ''`, `--label ''`, `--role ''`.
+
     Example: ctl model update smollm2 --context-length 4096
     """
     request = wish(JobKind.UPDATE, repo, {"name": name, **options.given()}, wait_for_room=wait_for_room)

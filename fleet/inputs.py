@@ -63,6 +63,8 @@ def input_sentence(error: ValidationError) -> str:
 
 def _complaint(location: tuple[int | str, ...], kind: str, message: str) -> str:
     where, what = ".".join(str(part) for part in location), message.removeprefix("Value error, ")
+    if kind == "model_type":
+        what = "Input should be an object with fields"
     if kind == "value_error" and not where:
         return what  # a rule over several fields names them itself
     return f"{where or 'input'}: {what}"

@@ -77,7 +77,9 @@ class Meaning(NamedTuple):
 
 REASONS: dict[Reason, Meaning] = {
     Reason.BAD_INPUT: Meaning("registry", False, "correct the input and start the job again"),
-    Reason.REPO_NOT_FOUND: Meaning("registry", False, "check the name and the path; a private repo needs `--token`"),
+    Reason.REPO_NOT_FOUND: Meaning(
+        "registry", False, "check the name and the path; a private one on a hub needs `--token`"
+    ),
     Reason.REVISION_NOT_FOUND: Meaning("registry", False, "name a branch, a tag or a commit that the repo has"),
     Reason.REPO_FORBIDDEN: Meaning("registry", False, "ask for access to the repo and name a token that has it"),
     Reason.NO_WEIGHTS: Meaning("registry", False, "name a repo or file that holds GGUF or safetensors weights"),

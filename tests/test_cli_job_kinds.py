@@ -14,6 +14,7 @@ from activities.contract import JobState, JobStatus
 from activities.node_contract import StartShard
 from cli.__main__ import app
 from cli.model_options import WishOptions, wish
+from fleet.inputs import updated
 from fleet.spec import JobKind, JobRequest, Rollout, Scaling
 from tests.control import Cell, control_plane
 from tests.ctl import Ctl, ctl_of
@@ -32,7 +33,7 @@ def ctl(cell: Cell, tmp_path: Path) -> Ctl:
 
 
 def test_a_wish_says_what_was_given_and_no_more() -> None:
-    given: dict[str, object] = {"name": "m", "replicas": None, "max": 3, "labels": {}, "recreate": True, "args": None}
+    given: dict[str, object] = {"name": "m", "replicas": None, "max": 3, "labels": None, "recreate": True, "args": None}
     request = wish(JobKind.UPDATE, None, given)
     assert request == JobRequest(kind=JobKind.UPDATE, name="m", scaling=Scaling(max=3), rollout=Rollout(recreate=True))
     assert request.model_dump(mode="json", exclude_unset=True) == {
@@ -66,6 +67,19 @@ def test_serve_and_update_take_the_same_options_about_a_model() -> None:
     assert wish(JobKind.UPDATE, None, {"name": "m", **WishOptions().given()}) == JobRequest(
         kind=JobKind.UPDATE, name="m"
     )
+
+
+def test_an_empty_value_takes_away_what_was_there() -> None:
+    before = JobRequest.model_validate(
+        {"repo": "o/n", "args": ["bad"], "constraints": {"labels": {"zone": "a"}, "prefer": {"d": "s"}, "role": "big"}}
+    )
+    said = WishOptions(arg=[""], label=[""], role="")
+    after = updated(before, wish(JobKind.UPDATE, None, {"name": "m", **said.given()}))
+    assert after.args == ()
+    assert (after.constraints.labels, after.constraints.role) == ({}, "")
+    assert after.constraints.prefer == {"d": "s"}, "what was not given keeps its value"
+    with pytest.raises(typer.BadParameter, match="'' is not KEY=VALUE"):
+        WishOptions(label=["", "zone=a"]).given()
 
 
 def _parameters(command: str) -> list[str]:

@@ -29,10 +29,9 @@ async def test_a_job_whose_temporal_goes_away_stays_and_ctl_says_so(tmp_path: Pa
         if process.returncode is None:
             process.kill()
     assert (process.returncode, out) == (1, b"")
-    assert err.decode().splitlines() == [
-        AWAY,
-        (
-            "ctl: Temporal does not answer any more: job/serve/slow/1 goes on when it is back (./ctl up starts it), "
-            "and `ctl model job job/serve/slow/1` shows it"
-        ),
-    ]
+    *before, last = err.decode().splitlines()
+    assert before in ([], [AWAY])  # the call that waits for the end may give up before the looks have been silent long
+    assert last == (
+        "ctl: Temporal does not answer any more: job/serve/slow/1 goes on when it is back (./ctl up starts it), "
+        "and `ctl model job job/serve/slow/1` shows it"
+    )

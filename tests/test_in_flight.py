@@ -38,7 +38,7 @@ vllm:generation_tokens_total{engine="0",model_name="tiny"} 77506.0
 # HELP llmgw_requests_in_flight Requests that were read and wait for their answer or for the rest of it.
 # TYPE llmgw_requests_in_flight gauge
 llmgw_requests_in_flight 40.0
-# HELP llmgw_oldest_answered_total Answers that were begun, also a refusal, to the request that had waited longest.
+# HELP llmgw_oldest_answered_total Answers that were finished, also a refusal, to the request that had waited longest.
 # TYPE llmgw_oldest_answered_total counter
 llmgw_oldest_answered_total 3.0
 """

@@ -135,10 +135,41 @@ async def test_what_is_answered_before_what_waits_longer_says_nothing(door: Door
     await oldest
     assert door.answered == 0
     app.answers.put_nowait(HEAD)
+    app.answers.put_nowait(PIECE)
+    await until(app.answers.empty)
+    assert door.answered == 0, "a stream begins before its core has done anything"
+    app.answers.put_nowait(LAST)
     await until(lambda: door.answered == 1)
     app.answers.put_nowait(None)
     await later
     assert door.answered == 1
+
+
+async def test_an_answer_beside_one_that_waits_longer_says_nothing() -> None:
+    """As a refusal beside what a core that hangs does not answer."""
+
+    async def some(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if scope["path"] == "/refused":
+            await send(HEAD)
+            await send(LAST)
+        else:
+            await asyncio.Event().wait()
+
+    registry = CollectorRegistry()
+    door = Door(registry, InFlight(some, registry))
+    for _ in range(2):
+        door.to_app.put_nowait(BODY)
+        await door.begin({**POST, "path": "/refused"})
+    assert (door.count, door.answered) == (0, 2)
+    hangs = door.begin(POST)
+    door.to_app.put_nowait(BODY)
+    await door.counts(1)
+    door.to_app.put_nowait(BODY)
+    await door.begin({**POST, "path": "/refused"})
+    assert (door.count, door.answered) == (1, 2)
+    hangs.cancel()
+    await asyncio.wait([hangs])
 
 
 async def test_an_answer_to_who_has_gone_says_nothing(door: Door) -> None:

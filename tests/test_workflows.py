@@ -95,7 +95,7 @@ async def test_the_same_serve_twice_is_one_model(cell: Cell) -> None:
         ({"repo": "x/y", "memory": 0}, "memory: a size is more than 0"),
         ({"repo": "x/y", "gpus": True}, "gpus: a number is needed, not true or false"),
         ({"repo": "x/y", "name": "a\nb"}, "name: a name has no line breaks, control characters"),
-        ("x", "input: Input should be a valid dictionary or instance of JobRequest"),
+        ("x", "input: Input should be an object with fields"),
         ({"kind": "surve"}, "kind: Input should be 'serve', 'mirror', 'update' or 'remove'"),
         ({"kind": "remove"}, "name: a remove job needs the name of a model"),
         ({}, 'repo: Field required, such as {"repo": "file:/models/model.gguf"}'),

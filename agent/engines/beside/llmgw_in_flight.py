@@ -31,10 +31,10 @@ class InFlight:
         help_text = "Requests that were read and wait for their answer or for the rest of it."
         # livesum: of all the server's processes, should there be several
         self._gauge = Gauge("llmgw_requests_in_flight", help_text, registry=registry, multiprocess_mode="livesum")
-        help_text = "Answers that were begun, also a refusal, to the request that had waited longest."
+        help_text = "Answers that were finished, also a refusal, to the request that had waited longest."
         self._answers = Counter("llmgw_oldest_answered", help_text, registry=registry)
-        self._waiting: dict[object, None] = {}
-        """Those in flight, the one that has waited longest first."""
+        self._asked: dict[object, bool] = {}
+        """Those that are not answered to the end, in the order in which they were read: whether each waits now."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":  # what asks the model anything is a POST
@@ -52,25 +52,28 @@ class InFlight:
             return message
 
         async def sending(message: Message) -> None:
-            waited = request in self._waiting
-            # vLLM also answers who has gone away, whom its core has told nothing.
-            if message["type"] == "http.response.start" and not given_up and next(iter(self._waiting), None) is request:
+            waited = self._asked.get(request, False)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            # Not as it begins: a stream does before its core has done anything. And vLLM also answers who has gone
+            # away, whom its core has told nothing.
+            if ended and waited and not given_up and self._oldest() is request:
                 self._answers.inc()
             self._note(request, waits=False)
             await send(message)  # takes as long as the client does
-            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             self._note(request, waits=waited and not ended)
 
         try:
             await self._app(scope, reading, sending)
         finally:
             self._note(request, waits=False)
+            self._asked.pop(request, None)
+
+    def _oldest(self) -> object:
+        """The request that was read first of those that wait."""
+        return next((request for request, waits in self._asked.items() if waits), None)
 
     def _note(self, request: object, *, waits: bool) -> None:
         """Whether a request waits for the engine now; saying it again changes nothing."""
-        if waits != (request in self._waiting):
-            if waits:
-                self._waiting[request] = None
-            else:
-                del self._waiting[request]
+        if waits != self._asked.get(request, False):
+            self._asked[request] = waits
             self._gauge.inc(1 if waits else -1)
