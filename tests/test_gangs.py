@@ -42,6 +42,18 @@ async def nodes(cell: Cell) -> AsyncIterator[list[LightNode]]:
         yield made
 
 
+async def two_of_which_one_leaves(
+    cell: Cell, stack: AsyncExitStack, lost: int
+) -> tuple[list[LightNode], AsyncExitStack]:
+    """Two members as `nodes` has them, and what ends the one with the index `lost`; `stack` ends the other."""
+    leaving, made = AsyncExitStack(), list[LightNode]()
+    for index, name in enumerate(("n1", "n2")):
+        into = leaving if index == lost else stack
+        made.append(await into.enter_async_context(cell.node(name)))
+        await made[-1].join()
+    return made, leaving
+
+
 def fails(reason: Reason, detail: str, *, after: Callable[[], Awaitable[None]] | None = None) -> Start:
     async def start(request: StartShard) -> None:
         if after is not None:
@@ -273,12 +285,7 @@ async def test_the_return_of_one_agent_changes_nothing(cell: Cell) -> None:
 @pytest.mark.parametrize("lost", [0, 1])
 async def test_a_lost_node_takes_the_whole_replica_and_it_is_placed_anew(cell: Cell, lost: int) -> None:
     async with AsyncExitStack() as stack:
-        leaving = AsyncExitStack()
-        made: list[LightNode] = []
-        for index, name in enumerate(("n1", "n2")):
-            into = leaving if index == lost else stack
-            made.append(await into.enter_async_context(cell.node(name)))
-            await made[-1].join()
+        made, leaving = await two_of_which_one_leaves(cell, stack, lost)
         await cell.run(SERVE)
         spare = await stack.enter_async_context(cell.node("n3"))
         await spare.join()
@@ -303,12 +310,7 @@ async def test_a_lost_node_takes_the_whole_replica_and_it_is_placed_anew(cell: C
 @pytest.mark.parametrize("lost", [0, 1])
 async def test_a_node_that_dies_at_the_rendezvous_ends_the_start_on_all(cell: Cell, lost: int) -> None:
     async with AsyncExitStack() as stack:
-        leaving = AsyncExitStack()
-        made: list[LightNode] = []
-        for index, name in enumerate(("n1", "n2")):
-            into = leaving if index == lost else stack
-            made.append(await into.enter_async_context(cell.node(name)))
-            await made[-1].join()
+        made, leaving = await two_of_which_one_leaves(cell, stack, lost)
         survivor, cancelled = made[1 - lost], asyncio.Event()
 
         async def waits(request: StartShard) -> None:
